@@ -1,0 +1,1 @@
+"""Adapters: one file an engine, shared pieces beside them."""

@@ -1,0 +1,1 @@
+"""llamaduel: one model on several engines and placements, measured so that the answer can be trusted."""

@@ -1,0 +1,135 @@
+"""The arm grammar: `backend[@placement][,knob=value]…`, several arms separated by commas.
+
+After a comma, a piece whose part before `@` or `=` is a registered backend starts a new arm;
+any other piece is a knob of the arm before it. `ncmoe=0..48/4` is a sweep: several arms.
+What a backend understands it says itself, with `read_arm` and two sets of words.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from harness.contract import Arm, Placement, Settings
+from harness.errors import UsageError, nearest
+from harness.registry import backend, backends
+
+# knob → the field of Settings that it sets
+KNOBS: Mapping[str, str] = {
+    "c": "context",
+    "b": "batch",
+    "ub": "ubatch",
+    "t": "threads",
+    "fa": "flash_attention",
+    "ctk": "kv_k",
+    "ctv": "kv_v",
+    "lm": "load_mode",
+    "rpc": "rpc",
+}
+NUMBERS = frozenset({"c", "b", "ub", "t"})
+CHOICES: Mapping[str, frozenset[str]] = {
+    "fa": frozenset({"on", "off", "auto"}),
+    "ctk": frozenset({"f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}),
+    "ctv": frozenset({"f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}),
+    "lm": frozenset({"auto", "none", "mmap", "mlock", "mmap+mlock", "dio"}),
+}
+SWEEP = re.compile(r"^(\d+)\.\.(\d+)(?:/(\d+))?$")
+MOST_SWEPT = 200
+
+
+def read_arm(text: str, name: str, placements: Iterable[str], knobs: Iterable[str]) -> Arm:
+    """One arm of backend `name` from its text.
+
+    `placements` holds `word` or `word=N`, `knobs` holds names. Raises UsageError that names the
+    nearest valid word.
+    """
+    head, *pieces = text.split(",")
+    base, at, place = head.partition("@")
+    if base != name:
+        raise UsageError(f"{text!r} is no arm of {name!r}")
+    if at and not place:
+        raise UsageError(f"{text!r} has nothing after '@'; {nearest('', placements)}")
+    placement = _read_placement(place, name, frozenset(placements)) if at else Placement()
+    return Arm(name, placement, tuple(sorted(_read_knobs(pieces, name, frozenset(knobs)))))
+
+
+def _read_placement(text: str, name: str, known: frozenset[str]) -> Placement:
+    kind, equals, number = text.partition("=")
+    if not equals and kind in known:
+        return Placement(kind)
+    if equals and f"{kind}=N" in known:
+        if re.fullmatch(r"\d{1,6}", number):
+            return Placement(kind, int(number))
+        raise UsageError(f"{name}@{text}: {kind} takes a whole number from 0 to 999999, as in {kind}=20")
+    if not equals and f"{kind}=N" in known:
+        raise UsageError(f"{name}@{text}: {kind} takes a number, as in {kind}=20")
+    raise UsageError(f"{name} has no placement {text!r}; {nearest(text, known)}")
+
+
+def _read_knobs(pieces: Iterable[str], name: str, known: frozenset[str]) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for piece in pieces:
+        key, equals, value = piece.partition("=")
+        if key not in known:
+            raise UsageError(f"{name} has no knob {key!r}; {nearest(key, known)}")
+        if not equals or not value:
+            raise UsageError(f"knob {key!r} of {name} needs a value, as in {key}=…")
+        if key in seen:
+            raise UsageError(f"knob {key!r} of {name} is given twice")
+        seen.add(key)
+        if key in NUMBERS and not re.fullmatch(r"[1-9]\d{0,8}", value):
+            raise UsageError(f"knob {key}={value}: {key} takes a whole number above 0")
+        if key in CHOICES and value not in CHOICES[key]:
+            raise UsageError(f"knob {key}={value}: {nearest(value, CHOICES[key])}")
+        yield key, str(int(value)) if key in NUMBERS else value
+
+
+def parse_arms(text: str) -> tuple[Arm, ...]:
+    """All arms of a list, sweeps expanded, in the order given. Raises UsageError."""
+    known = backends()
+    groups: list[list[str]] = []
+    for piece in (piece.strip() for piece in text.split(",")):
+        if not piece:
+            raise UsageError(f"an empty arm in {text!r}; write for example ollama,llama-cpp@cpu-moe")
+        if re.split("[@=]", piece, maxsplit=1)[0] in known:
+            groups.append([piece])
+        elif groups and "=" in piece and "@" not in piece.split("=", 1)[0]:
+            groups[-1].append(piece)
+        else:
+            word = re.split("[@=]", piece, maxsplit=1)[0]
+            raise UsageError(f"no engine {word!r}; {nearest(word, known)}")
+    arms = [backend(re.split("[@=]", group[0], maxsplit=1)[0]).parse(one) for group in groups for one in _expand(group)]
+    for arm in arms:
+        if arms.count(arm) > 1:
+            raise UsageError(f"arm {arm} is given twice; the twin of the reference is added by the harness")
+    return tuple(arms)
+
+
+def _expand(pieces: list[str]) -> Iterator[str]:
+    """The texts of one arm with every `A..B/S` replaced by each of its numbers."""
+    for index, piece in enumerate(pieces):
+        key, equals, value = piece.rpartition("=")
+        if equals and (sweep := SWEEP.match(value)):
+            first, last, step = int(sweep[1]), int(sweep[2]), int(sweep[3] or 1)
+            if step == 0:
+                raise UsageError(f"{piece}: the step of a sweep is at least 1")
+            numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
+            if len(numbers) > MOST_SWEPT:
+                raise UsageError(f"{piece} makes {len(numbers)} arms; at most {MOST_SWEPT}, so raise the step")
+            for number in numbers:
+                yield from _expand([*pieces[:index], f"{key}={number}", *pieces[index + 1 :]])
+            return
+    yield ",".join(pieces)
+
+
+def apply_knobs(arm: Arm, settings: Settings) -> Settings:
+    """The settings of one arm: the run's, with its knobs on top."""
+    changes: dict[str, Any] = {}
+    for key, value in arm.knobs:
+        if key == "rpc":
+            changes[KNOBS[key]] = tuple(value.split("+"))
+        elif key in KNOBS:
+            changes[KNOBS[key]] = int(value) if key in NUMBERS else value
+    return dataclasses.replace(settings, **changes)
