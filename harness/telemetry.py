@@ -1,0 +1,424 @@
+"""Who else uses this machine, and what a load costs it: watched from beside, never from inside.
+
+Foreign CPU is what is busy, less our own process tree and kernel threads, plus what the
+hypervisor took (steal), in cores. A reading is a set of counters at one moment; everything said
+about a window is computed from readings by pure functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from harness import machine, process
+from harness.contract import Say
+
+FOREIGN_CORES = 0.3  # above it, a load is disturbed
+FOREIGN_GPU = 0.2  # share of time; a desktop alone stays below
+SETTLED_BYTES = 256 << 20  # of GPU memory over the baseline
+WINDOW_S = 1.0
+SHORTEST_S = 0.5  # between two readings
+CPU_SHARE = 0.01  # of one core, at most, for reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Counters at one moment. Seconds of CPU time only ever grow, unless a process of ours is lost."""
+
+    at_s: float
+    busy_s: float | None = None  # of all CPUs, without interrupts and steal
+    steal_s: float | None = None
+    own_s: float | None = None
+    kernel_s: float | None = None  # of kernel threads
+    rss_bytes: int | None = None  # of the engines' processes
+    major_faults: int | None = None  # of the engines' processes that live
+    gpu_used_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    memory_stall_s: float | None = None  # that some task waited for memory
+    throttles: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """One load as seen from beside. What this system does not tell is None."""
+
+    seconds: float
+    peak_rss_bytes: int | None = None
+    vram_bytes: int | None = None  # peak over the baseline, all GPUs
+    foreign_cores: float | None = None
+    major_faults: int | None = None
+    swap_growth_bytes: int | None = None
+    memory_stall_s: float | None = None
+    throttles: tuple[str, ...] | None = None  # every reason seen
+
+    @property
+    def disturbed(self) -> bool | None:
+        """Whether others used more than the limit; None if that is not known."""
+        return None if self.foreign_cores is None else self.foreign_cores > FOREIGN_CORES
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """How the machine was found before a load. `quiet` is None if that is not known."""
+
+    waited_s: float
+    foreign_cores: float | None
+    quiet: bool | None
+    foreign_gpu: float | None = None  # share of time that a GPU worked
+    gpu_used_bytes: int | None = None  # held before we load anything
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a stopped engine left behind: GPU memory over the baseline, and processes of ours."""
+
+    waited_s: float
+    settled: bool
+    over_bytes: int | None
+    left: tuple[int, ...] = ()
+
+
+# ── from readings to facts: pure ────────────────────────────────────────────────────────────
+
+
+def foreign_between(before: Reading, after: Reading) -> float | None:
+    """Foreign CPU in cores between two readings; None if unknown.
+
+    Also None where our own time fell: a process of ours ended unseen and took its share along.
+    """
+    window_s = after.at_s - before.at_s
+    if window_s <= 0 or None in (before.busy_s, after.busy_s, before.own_s, after.own_s):
+        return None
+    own_s = _growth(before.own_s, after.own_s)
+    if own_s is None or own_s < 0:
+        return None
+    busy_s = _growth(before.busy_s, after.busy_s) or 0.0
+    kernel_s = max(0.0, _growth(before.kernel_s, after.kernel_s) or 0.0)
+    steal_s = max(0.0, _growth(before.steal_s, after.steal_s) or 0.0)
+    return (busy_s - own_s - kernel_s + steal_s) / window_s
+
+
+def foreign_mean(readings: Sequence[Reading]) -> float | None:
+    """Mean foreign cores over all windows that are known, at least 0."""
+    known = [
+        (after.at_s - before.at_s, cores)
+        for before, after in pairwise(readings)
+        if (cores := foreign_between(before, after)) is not None
+    ]
+    seconds = sum(window_s for window_s, _ in known)
+    return max(0.0, sum(window_s * cores for window_s, cores in known) / seconds) if seconds else None
+
+
+def summarise(readings: Sequence[Reading], baseline_bytes: int | None = None) -> Telemetry:
+    """One load from its readings, in time order. `baseline_bytes` is GPU memory before it (first reading)."""
+    first = readings[0]
+    base = first.gpu_used_bytes if baseline_bytes is None else baseline_bytes
+    peak_gpu = max((r.gpu_used_bytes for r in readings if r.gpu_used_bytes is not None), default=None)
+    swap = [r.swap_used_bytes for r in readings if r.swap_used_bytes is not None]
+    stall = [r.memory_stall_s for r in readings if r.memory_stall_s is not None]
+    reasons = [r.throttles for r in readings if r.throttles is not None]
+    return Telemetry(
+        seconds=readings[-1].at_s - first.at_s,
+        peak_rss_bytes=max((r.rss_bytes for r in readings if r.rss_bytes is not None), default=None),
+        vram_bytes=None if base is None or peak_gpu is None else max(0, peak_gpu - base),
+        foreign_cores=foreign_mean(readings),
+        major_faults=_climb([r.major_faults for r in readings]),
+        swap_growth_bytes=max(swap) - swap[0] if swap else None,
+        memory_stall_s=stall[-1] - stall[0] if stall else None,
+        throttles=tuple(sorted(frozenset[str]().union(*reasons))) if reasons else None,
+    )
+
+
+def _growth(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def _climb(counts: Sequence[int | None]) -> int | None:
+    """Sum of all increases: a fall is the end of a process, not a negative count."""
+    known = [count for count in counts if count is not None]
+    return sum(max(0, b - a) for a, b in pairwise(known)) if known else None
+
+
+# ── readings ────────────────────────────────────────────────────────────────────────────────
+
+
+class _Stat(NamedTuple):
+    """Of `/proc/PID/stat`, what we need. `cpu_ticks` holds its ended children too."""
+
+    parent: int
+    started: int
+    major_faults: int
+    cpu_ticks: int
+    rss_pages: int
+
+
+class Reader:
+    """Takes readings. Remembers which processes carry our mark, for that never changes."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]] | None = None, proc: Path = Path("/proc")) -> None:
+        """`pids` names engine processes that do not carry our mark (an attached server)."""
+        self._pids = pids or tuple
+        self._proc = proc
+        self._marked: dict[tuple[int, int], bool] = {}
+        self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+
+    def read(self) -> Reading:
+        times = psutil.cpu_times()
+        busy_s = sum(getattr(times, name) for name in ("user", "nice", "system"))
+        own_s, kernel_s, rss_bytes, faults = self._processes()
+        gpus = machine.gpu_memory()
+        return Reading(
+            at_s=time.monotonic(),
+            busy_s=busy_s,
+            steal_s=getattr(times, "steal", None),
+            own_s=own_s,
+            kernel_s=kernel_s,
+            rss_bytes=rss_bytes,
+            major_faults=faults,
+            gpu_used_bytes=None if gpus is None else sum(gpu.used_bytes for gpu in gpus),
+            swap_used_bytes=_swap_used(),
+            memory_stall_s=self._memory_stall(),
+            throttles=machine.gpu_throttles(),
+        )
+
+    def engine_pids(self) -> tuple[int, ...]:
+        """Living processes that carry our mark."""
+        if not sys.platform.startswith("linux"):
+            return tuple(child.pid for child in _children() if _carries_mark(child.pid))
+        stats = dict(self._stats())
+        return tuple(pid for pid, stat in stats.items() if self._is_marked(pid, stat))
+
+    def _processes(self) -> tuple[float | None, float | None, int | None, int | None]:
+        """Own seconds, kernel-thread seconds, engines' resident bytes and major faults."""
+        if not sys.platform.startswith("linux"):
+            return self._processes_by_psutil()
+        stats = dict(self._stats())
+        marked = {pid for pid, stat in stats.items() if self._is_marked(pid, stat)}
+        engines = (marked | set(self._pids())) & stats.keys()
+        own = _tree(stats, {os.getpid()} | engines)
+        return (
+            sum(stats[pid].cpu_ticks for pid in own) * self._tick_s,
+            sum(stat.cpu_ticks for pid, stat in stats.items() if 2 in (pid, stat.parent)) * self._tick_s,
+            sum(stats[pid].rss_pages for pid in engines) * self._page_bytes,
+            sum(stats[pid].major_faults for pid in engines),
+        )
+
+    def _processes_by_psutil(self) -> tuple[float | None, None, int | None, None]:
+        own_s, rss_bytes = 0.0, 0
+        for child in (psutil.Process(), *_children()):
+            with contextlib.suppress(psutil.Error):
+                own_s += sum(child.cpu_times()[:4])
+                if child.pid != os.getpid():
+                    rss_bytes += int(child.memory_info().rss)
+        return own_s, None, rss_bytes, None
+
+    def _stats(self) -> Iterator[tuple[int, _Stat]]:
+        for entry in os.scandir(self._proc):
+            if entry.name.isdigit() and (stat := _read_stat(self._proc / entry.name / "stat")):
+                yield int(entry.name), stat
+
+    def _is_marked(self, pid: int, stat: _Stat) -> bool:
+        key = (pid, stat.started)
+        if key not in self._marked:
+            self._marked[key] = stat.parent != 2 and _carries_mark(pid, self._proc)
+        return self._marked[key]
+
+    def _memory_stall(self) -> float | None:
+        with contextlib.suppress(OSError, ValueError):
+            some = (self._proc / "pressure/memory").read_text(encoding="ascii").splitlines()[0]
+            return int(some.rpartition("total=")[2]) / 1e6
+        return None
+
+
+def _read_stat(path: Path) -> _Stat | None:
+    """None if the process ended while we looked."""
+    try:
+        text = path.read_bytes()
+        numbers = [int(word) for word in text[text.rindex(b")") + 4 :].split()]  # a name may hold blanks and brackets
+        return _Stat(
+            parent=numbers[0],
+            started=numbers[18],
+            major_faults=numbers[8],
+            cpu_ticks=sum(numbers[10:14]),
+            rss_pages=numbers[20],
+        )
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _tree(stats: dict[int, _Stat], roots: set[int]) -> set[int]:
+    """These processes and all below them."""
+    children: dict[int, list[int]] = {}
+    for pid, stat in stats.items():
+        children.setdefault(stat.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = [pid for pid in roots if pid in stats]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, [])
+    return found
+
+
+def _children() -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process().children(recursive=True)
+    return []
+
+
+def _carries_mark(pid: int, proc: Path | None = None) -> bool:
+    wanted = f"{process.OWNER}={process.owner()}".encode()
+    if proc is not None:
+        with contextlib.suppress(OSError):
+            return wanted in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+        return False
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process(pid).environ().get(process.OWNER) == process.owner()
+    return False
+
+
+def _swap_used() -> int | None:
+    with warnings.catch_warnings(), contextlib.suppress(OSError, RuntimeError):
+        warnings.simplefilter("ignore")  # psutil warns where a kernel hides its swap counters
+        return int(psutil.swap_memory().used)
+    return None
+
+
+# ── waiting and watching ────────────────────────────────────────────────────────────────────
+
+
+def foreign_cores(window_s: float = WINDOW_S, pids: Iterable[int] = ()) -> float | None:
+    """Foreign CPU over the next `window_s` seconds; `pids` are ours besides our process tree."""
+    reader = Reader(lambda: pids)
+    before = reader.read()
+    time.sleep(window_s)
+    return foreign_between(before, reader.read())
+
+
+def wait_until_quiet(
+    limit: float = FOREIGN_CORES,
+    wait_s: float = 60.0,
+    *,
+    gpu_limit: float = FOREIGN_GPU,
+    say: Say | None = None,
+    read: Callable[[], Reading] | None = None,
+    gpu_busy: Callable[[], float | None] = machine.gpu_busy,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Quiet:
+    """Wait until others use at most `limit` cores and `gpu_limit` of a GPU, `wait_s` at most; then go on.
+
+    Time is taken from the readings, so a caller owns the clock through `read` and `sleep`.
+    """
+    read = read or Reader().read
+    begin = before = read()
+    said = False
+    while True:
+        sleep(WINDOW_S)
+        after, gpu = read(), gpu_busy()
+        cores = foreign_between(before, after)
+        waited_s = after.at_s - begin.at_s
+        quiet = None if cores is None else cores <= limit
+        calm = quiet is not False and (gpu is None or gpu <= gpu_limit)
+        if calm or waited_s >= wait_s:
+            shown = None if cores is None else max(0.0, cores)
+            return Quiet(waited_s, shown, quiet if calm else False, gpu, after.gpu_used_bytes)
+        if say and not said:
+            what = f"{cores:.1f} cores" if quiet is False else f"a GPU {gpu:.0%} of the time"
+            say(f"other programs use {what}; waiting up to {wait_s:.0f} s for a quiet machine (--no-wait skips this)")
+            said = True
+        before = after
+
+
+def memory_settled(
+    baseline_bytes: int | None,
+    wait_s: float = 30.0,
+    *,
+    slack_bytes: int = SETTLED_BYTES,
+    look: Callable[[], tuple[int | None, tuple[int, ...]]] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Settled:
+    """Wait until GPU memory is back at its baseline and no engine process is left, `wait_s` at most.
+
+    `look` gives the used GPU bytes and the processes left.
+    """
+    look = look or _look
+    begin = clock()
+    while True:
+        used, left = look()
+        over = None if used is None or baseline_bytes is None else used - baseline_bytes
+        settled = not left and (over is None or over <= slack_bytes)
+        waited_s = clock() - begin
+        if settled or waited_s >= wait_s:
+            return Settled(waited_s, settled, over, left)
+        sleep(0.1)
+
+
+def _look() -> tuple[int | None, tuple[int, ...]]:
+    gpus = machine.gpu_memory()
+    return None if gpus is None else sum(gpu.used_bytes for gpu in gpus), Reader().engine_pids()
+
+
+class Watcher:
+    """Takes readings in a thread of its own until it is stopped."""
+
+    def __init__(self, read: Callable[[], Reading], baseline_bytes: int | None) -> None:
+        self._read = read
+        self._baseline_bytes = baseline_bytes
+        self._readings = [read()]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    def summary(self) -> Telemetry:
+        """What was seen so far."""
+        return summarise(tuple(self._readings), self._baseline_bytes)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._readings.append(self._read())
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._stop.wait(wait_s):
+            before_s = time.thread_time()
+            self._readings.append(self._read())
+            # the more processes there are, the dearer a reading: its cost sets how often we look
+            wait_s = max(SHORTEST_S, (time.thread_time() - before_s) / CPU_SHARE)
+
+
+@contextlib.contextmanager
+def watch(
+    pids: Callable[[], Iterable[int]] | None = None,
+    *,
+    baseline_bytes: int | None = None,
+    read: Callable[[], Reading] | None = None,
+) -> Iterator[Watcher]:
+    """Watch the machine while the block runs; `summary()` tells what was seen, also afterwards.
+
+    Engines that we started are found by their mark; `pids` adds others. `baseline_bytes` is the GPU
+    memory in use before the load, if it is known better than by a look now.
+    """
+    watcher = Watcher(read or Reader(pids).read, baseline_bytes)
+    try:
+        yield watcher
+    finally:
+        watcher.stop()
