@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -71,11 +70,11 @@ class Build:
 
     def run(
         self,
-        argv: Sequence[str | Path],
+        argv: Sequence[object],
         doing: str,
         *,
         environment: Mapping[str, str] | None = None,
-        progress: Callable[[str], str | None] = lambda line: None,
+        progress: Callable[[str], str | None] = lambda _line: None,
     ) -> str:
         """Run a command to its end and return what it printed.
 
@@ -84,29 +83,26 @@ class Build:
         """
         arguments = [str(argument) for argument in argv]
         printed: list[str] = []
-        latest, started, told = "", time.monotonic(), 0.0
+        latest, rest, started, told = "", b"", time.monotonic(), 0.0
         with self.log.open("a") as file:
             print("$", *arguments, file=file)
-        offset = self.log.stat().st_size
+        environment = self.environment() | dict(environment or {})
         try:
-            with process.start(arguments, self.log, self.environment() | dict(environment or {})) as child:
+            offset = self.log.stat().st_size
+            with process.start(arguments, self.log, environment) as child, self.log.open("rb") as output:
+                output.seek(offset)
                 while True:
-                    code = child.returncode()  # before reading: nothing printed in between is lost
-                    with self.log.open("rb") as file_read:
-                        file_read.seek(offset)
-                        new = file_read.read()
-                    cut = len(new) if code is not None else new.rfind(b"\n") + 1
-                    offset += cut
-                    for line in new[:cut].decode(errors="replace").splitlines():
-                        printed.append(line)
-                        latest = progress(line) or latest
+                    code = child.returncode()  # before reading, so that its last words are not missed
+                    *lines, rest = (rest + output.read()).split(b"\n")
+                    for line in lines if code is None else [*lines, rest]:
+                        printed.append(line.decode(errors="replace"))
+                        latest = progress(printed[-1]) or latest
                     if code is not None:
                         break
                     if not told or time.monotonic() - told >= EVERY_S:
                         told = time.monotonic()
                         self.say(f"{self.what}: {' '.join(filter(None, (doing, latest)))}, {_clock(told - started)}")
-                    with contextlib.suppress(subprocess.TimeoutExpired, process.psutil.TimeoutExpired):
-                        child.process.wait(0.1)
+                    time.sleep(0.1)
         except OSError as error:
             raise Unavailable(f"{self.what}: {arguments[0]} cannot be started: {error.strerror}") from error
         if code:
@@ -132,7 +128,9 @@ class Build:
     def fetch(self, *names: str) -> Path:
         """Install pinned wheels, each checked against its hash, and return the folder they are in."""
         wanted = self._requirements("-".join(names), pinned(names))
-        self._pip(["install", "--no-compile", "--only-binary=:all:", "--upgrade", "--target", self.tools], wanted, names)
+        self._pip(
+            ["install", "--no-compile", "--only-binary=:all:", "--upgrade", "--target", self.tools], wanted, names
+        )
         return self.tools
 
     def fetch_source(self, requirement: str) -> Path:
@@ -167,7 +165,7 @@ class Build:
 
     def _pip(
         self,
-        options: Sequence[str | Path],
+        options: Sequence[object],
         requirements: Path,
         names: Sequence[str],
         environment: Mapping[str, str] | None = None,
@@ -199,7 +197,9 @@ class Build:
                 "connect this machine to the network (or set its proxy), then run this again"
             )
         if "No space left on device" in text:
-            return f"{self.what}: {doing} failed, the disk of {self.work.parent} is full: make room, then run this again"
+            return (
+                f"{self.what}: {doing} failed, the disk of {self.work.parent} is full: make room, then run this again"
+            )
         told = [line.strip() for line in printed if line.strip() and not line.startswith("ninja: ")]
         errors = [line for line in told if re.search(r"\berror\b", line, re.IGNORECASE)]
         last = (errors or told or [process.explain_exit(code)])[-1][:300]

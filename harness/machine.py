@@ -369,8 +369,8 @@ def _real(value: Any, least: int) -> int | None:
 
 def _visible_gpus(root: Path, found: Iterable[Gpu]) -> Iterator[str]:
     """Vendor of each GPU that the kernel shows; virtual display adapters do not count."""
-    cards = [_text(path) or "" for path in sorted((root / "sys/class/drm").glob("card[0-9]*/device/vendor"))]
-    vendors = [VENDORS[card] for card in cards if card in VENDORS]
+    cards = [path for path in sorted((root / "sys/class/drm").glob("card*")) if path.name[4:].isdigit()]
+    vendors = [VENDORS[word] for card in cards if (word := _text(card / "device/vendor")) in VENDORS]
     nvidia = max(len([*(root / "proc/driver/nvidia/gpus").glob("*")]), len(list(found)))
     yield from ["NVIDIA"] * max(0, nvidia - vendors.count("NVIDIA"))
     yield from vendors

@@ -109,7 +109,7 @@ class Plan:
         named = [self.reference, *(label for pair in self.contrasts for label in pair)]
         _check(bool(labels) and len(set(labels)) == len(labels), "its arms have no labels of their own")
         _check(set(named) <= set(labels), "a contrast names an arm that it does not have")
-        _check(self.twin is None or self.twin in labels and self.twin not in named, "its twin is no arm of its own")
+        _check(self.twin is None or (self.twin in labels and self.twin not in named), "its twin is no arm of its own")
         _check(all(a != b for a, b in self.contrasts), "a contrast compares an arm with itself")
         _check(self.max_blocks >= 2 and self.max_blocks % 2 == 0, "its blocks are no whole pairs")
         _check(all(n % 2 == 0 and n >= verdict.FEWEST_BLOCKS for n in self.looks), "a look is not after a whole pair")
@@ -218,18 +218,18 @@ def make(
     pairs = declared or [(other, chief) for other in label_of.values() if other != chief]
     if any(a == b for a, b in pairs) or len({frozenset(pair) for pair in pairs}) != len(pairs):
         raise UsageError("a contrast compares two different arms, and is declared once")
-    blocks = min(PRESETS[preset], max_blocks or PRESETS[preset])
+    blocks = max(2, min(PRESETS[preset], max_blocks or PRESETS[preset]))
     with_twin = preset == "confirm" if twin is None else twin
     twin_label = _letters(len(arms)) if with_twin else None
-    planned = [PlannedArm(found, _public(text)) for text, found in label_of.items()]
+    planned = [PlannedArm(found, public(text)) for text, found in label_of.items()]
     if twin_label is not None:
-        planned.append(PlannedArm(twin_label, _public(arms[list(label_of.values()).index(chief)])))
+        planned.append(PlannedArm(twin_label, public(arms[list(label_of.values()).index(chief)])))
     looks = tuple(look for look in verdict.LOOKS if look <= blocks)
     return Plan(
         preset=preset,
         arms=tuple(planned),
         aside=tuple(
-            dataclasses.replace(each, text=_public(each.text), alias_of=each.alias_of and _public(each.alias_of))
+            dataclasses.replace(each, text=public(each.text), alias_of=each.alias_of and public(each.alias_of))
             for each in aside
         ),
         reference=chief,
@@ -299,7 +299,7 @@ def _letters(index: int) -> str:
     return (_letters(head - 1) if head else "") + chr(ord("A") + last)
 
 
-def _public(arm: str) -> str:
+def public(arm: str) -> str:
     return re.sub(r"(?<=,rpc=)[^,]+", lambda found: _hosts(found[0]), arm)
 
 
@@ -466,11 +466,10 @@ def abandon(plan: Plan, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
     They stay in the file; the block is run again whole, and that is no repeat.
     """
-    open_loads = len(_replay(plan, outcomes).current)
+    at = _replay(plan, outcomes)
+    cut_off = (at.block, at.attempt)
     return tuple(
-        dataclasses.replace(outcome, abandoned=True)
-        if outcome.block == _replay(plan, outcomes).block and open_loads
-        else outcome
+        dataclasses.replace(outcome, abandoned=True) if (outcome.block, outcome.attempt) == cut_off else outcome
         for outcome in outcomes
     )
 

@@ -7,38 +7,40 @@ run folder and never analysed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness import machine as machines
 from harness import model as models
-from harness import placement, process, prompts, record, synth, telemetry
+from harness import placement, plan, process, prompts, synth
 from harness.arms import apply_knobs, parse_arms
-from harness.contract import Arm, Engine, Prompt, Session, Settings
-from harness.errors import Crashed, DoesNotFit, DuelError, EngineFailed, ModelError, RunRefused, TimedOut, Unavailable
+from harness.contract import Arm, Engine, Settings
+from harness.errors import ModelError, RunRefused, Unavailable
+from harness.load import Job, Task, run_load
 from harness.machine import Machine
-from harness.measure import Sample, measure
+from harness.measure import Sample
 from harness.model import Model
 from harness.options import WHOLE, Options
 from harness.plan import ArmStatus, Status
-from harness.record import Contender, LoadRecord, SampleLine
+from harness.record import Contender, LoadRecord
 from harness.registry import backend, backends
 from harness.sizes import parse_size
 
-OUT_TOKENS = (128, 256, 512, 1024)
-WINDOW_S = 2.0  # shortest decode window that a rate is taken from
-POOL = 6  # base prompts that a real model is tried with
+PROBE_TOKENS = plan.OUT_TOKENS[0]
+POOL = 6  # prompts that a real model is tried with, for answers of full length
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One thing worth telling. `done` of `total` loads, if a plan exists; `seconds_left` of it."""
+    """One thing worth telling; one that is not `lasting` is what goes on just now.
+
+    `done` of `total` loads, once a plan exists, and the seconds left of it.
+    """
 
     text: str
+    lasting: bool = True
     done: int | None = None
     total: int | None = None
     seconds_left: float | None = None
@@ -72,7 +74,7 @@ def find_field(options: Options, watch: Watch) -> Field:
     watch(Progress(f"reading {path.name}"))
     model = models.load(path)
     engines = find_engines(arms, options)
-    contenders = _merge(tuple(_contender(arm, engines[arm.backend], model, machine, options) for arm in arms))
+    contenders = _merge([_contender(arm, engines[arm.backend], model, machine, options) for arm in arms])
     return Field(
         model=model,
         machine=machine,
@@ -172,32 +174,212 @@ def _contender(
     if isinstance(engine, Unavailable):
         return dataclasses.replace(contender, status=ArmStatus(Status.UNAVAILABLE, str(engine)))
     contender = dataclasses.replace(contender, engine=engine)
-    reason = predicted and placement.refusal(predicted, machine.memory_bytes, _device_bytes(settings, engine))
+    stand_in = settings.stand_in_bytes
+    reason = predicted and placement.refusal(
+        predicted, machine.memory_bytes, stand_in, device_is_host=stand_in is not None
+    )
     if reason:
         return dataclasses.replace(contender, status=ArmStatus(Status.DOES_NOT_FIT, reason))
     return contender
 
 
-def _device_bytes(settings: Settings, engine: Engine) -> int | None:
-    """Total memory of the devices; a stand-in never refuses, so its size is the limit."""
-    if settings.stand_in_bytes is not None:
-        return settings.stand_in_bytes
-    totals = [device.total_bytes for device in engine.devices]
-    return sum(total for total in totals if total) if totals and all(totals) else None
+def _merge(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
+    """Arms of one engine that are one placement: the later ones become aliases of the first."""
+    able = {read_arm(each): each for each in contenders if each.status.word is Status.OK}
+    same = {str(arm): str(first) for arm, first in placement.aliases((a, c.predicted) for a, c in able.items()).items()}
+    return tuple(
+        dataclasses.replace(each, status=ArmStatus(Status.ALIAS, each.placement, same[each.arm]))
+        if each.arm in same
+        else each
+        for each in contenders
+    )
 
 
-def _merge(contenders: tuple[Contender, ...]) -> tuple[Contender, ...]:
-    """Equal placement class, backend and settings: the later ones become aliases of the first."""
-    first: dict[object, str] = {}
-    merged = []
-    for contender in contenders:
-        name = contender.arm.split(",")[0].split("@")[0]
-        key = contender.predicted and (name, contender.predicted.placement_class, contender.settings)
-        if key and contender.status.word is Status.OK:
-            if key in first:
-                status = ArmStatus(Status.ALIAS, f"the same placement as {first[key]}", first[key])
-                contender = dataclasses.replace(contender, status=status)  # noqa: PLW2901
-            else:
-                first[key] = contender.arm
-        merged.append(contender)
-    return tuple(merged)
+# ── one load of every arm ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What the probe found: contenders with their final status, and what the plan needs."""
+
+    contenders: tuple[Contender, ...]
+    out_tokens: int
+    seconds_per_load: Mapping[str, float]  # by arm, for one warm-up and `requests` requests
+    requests: int
+    pool: tuple[int, ...] | None  # indices of prompts that reach the wanted length; None: all do
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    contender: Contender
+    load_s: float
+    decode_tps: float
+    ttft_s: float
+
+
+def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str, int], watch: Watch) -> Probe:
+    """Load every arm that may run once, or twice where answers may end early. Raises RunRefused if none can."""
+    contenders = list(field.contenders)
+    seen: dict[str, _Seen] = {}
+    for index, contender in enumerate(contenders):
+        if contender.status.word is not Status.OK:
+            continue
+        load, samples = _probe_load(field, contender, 0, PROBE_TOKENS, range(1), options, folder, prompt_tokens, watch)
+        contenders[index] = contender = _after_probe(contender, load, samples, field.model)
+        if contender.status.word is Status.OK:
+            sample = samples[-1]
+            load_s = (load.realised and load.realised.load_s) or 0.0
+            seen[contender.arm] = _Seen(contender, load_s, sample.decode_tps or 0.0, sample.ttft_s or 0.0)
+    if not seen:
+        reasons = "; ".join(f"{each.arm}: {each.status.reason or each.status.word}" for each in contenders)
+        raise RunRefused(f"no arm can be measured. {reasons}")
+    contenders = _name_noops(contenders)
+    running = {arm: each for arm, each in seen.items() if _status(contenders, arm) is Status.OK}
+    out_tokens = options.out_tokens or plan.out_tokens(max(each.decode_tps for each in running.values()))
+    _check_context(field, options, out_tokens, prompt_tokens)
+    pool, notes = None, []
+    if field.model.answer_key is None and options.out_tokens is None:
+        pool, notes = _find_pool(field, list(running), out_tokens, options, folder, prompt_tokens, watch)
+    slowest_load_s = max(each.load_s for each in running.values())
+    requests = 2 if options.model is None or options.preset == "quick" else plan.requests_per_load(slowest_load_s)
+    return Probe(
+        contenders=tuple(contenders),
+        out_tokens=out_tokens,
+        seconds_per_load={
+            arm: each.load_s + 1.0 + (1 + requests) * (each.ttft_s + out_tokens / each.decode_tps)
+            for arm, each in running.items()
+        },
+        requests=requests,
+        pool=pool,
+        notes=tuple(notes),
+    )
+
+
+def _probe_load(
+    field: Field,
+    contender: Contender,
+    attempt: int,
+    out_tokens: int,
+    indices: Sequence[int],
+    options: Options,
+    folder: Path,
+    prompt_tokens: dict[str, int],
+    watch: Watch,
+) -> tuple[LoadRecord, tuple[Sample, ...]]:
+    assert contender.engine is not None
+    job = Job(
+        stage="probe",
+        label=contender.arm,
+        arm=read_arm(contender),
+        engine=contender.engine,
+        model=field.model.file,
+        settings=contender.settings,
+        tasks=tuple(task(field, index, out_tokens, options) for index in indices),
+        shared_tokens=shared_tokens(field.model),
+        attempt=attempt,
+    )
+    return run_load(
+        job,
+        folder,
+        prompt_tokens,
+        lambda text: watch(Progress(f"probe: {contender.arm}: {text}", lasting=False)),
+        wait=False,
+    )
+
+
+def read_arm(contender: Contender) -> Arm:
+    """The arm behind the text that a record holds."""
+    return parse_arms(contender.arm)[0]
+
+
+def shared_tokens(model: Model) -> int:
+    """A BOS token stands before every prompt and may therefore come from a cache."""
+    return int(model.add_bos)
+
+
+def task(field: Field, index: int, out_tokens: int, options: Options, *, warmup: bool = False) -> Task:
+    """The request with this index; the same for every arm."""
+    prompt = field.prompts.for_request(
+        field.model, index, tokens=options.prompt_tokens, thinking=options.thinking, room=options.context - out_tokens
+    )
+    return Task(prompt, out_tokens, warmup, field.prompts.expected(field.model, prompt, out_tokens))
+
+
+def _after_probe(
+    contender: Contender, load: LoadRecord, samples: tuple[Sample, ...], model: Model
+) -> Contender:
+    """The contender with what was seen, and the status that follows from it."""
+    if load.failure is not None:
+        return dataclasses.replace(contender, status=load.failure)
+    assert load.realised is not None
+    realised = load.realised
+    digest = models.digest_of(realised.weights) if realised.weights else None
+    contender = dataclasses.replace(contender, realised=realised, weights_digest=digest)
+    broken = next((sample.invalid for sample in samples if sample.invalid), None)
+    if broken:
+        return dataclasses.replace(contender, status=ArmStatus(Status.CRASHED, f"its probe failed: {broken}"))
+    if any(sample.output_ok is False for sample in samples):
+        reason = "its output differs from the known answer, so this engine computes wrongly"
+        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, reason))
+    if digest is not None and digest != model.file.digest:
+        reason = f"it loaded other weights ({digest[:12]}, not {model.file.digest[:12]})"
+        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, reason))
+    wrong = contender.predicted and placement.judge(contender.predicted, realised.buffers)
+    if wrong:
+        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, wrong))
+    return contender
+
+
+def _status(contenders: Sequence[Contender], arm: str) -> Status:
+    return next(each.status.word for each in contenders if each.arm == arm)
+
+
+def _name_noops(contenders: Sequence[Contender]) -> list[Contender]:
+    """Placements of one engine that were to differ, and put every buffer where another one had it."""
+    named = []
+    for index, contender in enumerate(contenders):
+        status = contender.status
+        if status.word is Status.OK and contender.realised and contender.predicted:
+            for other in contenders[:index]:
+                if other.status.word is Status.OK and placement.is_noop(
+                    contender.predicted, contender.realised, other.predicted, other.realised
+                ):
+                    status = ArmStatus(Status.NOOP, f"its flags changed nothing: the buffers are those of {other.arm}")
+                    break
+        named.append(dataclasses.replace(contender, status=status))
+    return named
+
+
+def _check_context(field: Field, options: Options, out_tokens: int, prompt_tokens: Mapping[str, int]) -> None:
+    needed = max(prompt_tokens.values(), default=options.prompt_tokens) + out_tokens
+    if options.settings == "matched" and needed > options.context:
+        raise RunRefused(
+            f"prompt and answer need {needed} tokens and the context has {options.context}; "
+            f"take --context {-(-needed // 256) * 256} or fewer --out-tokens"
+        )
+
+
+def _find_pool(
+    field: Field,
+    arms: Sequence[str],
+    out_tokens: int,
+    options: Options,
+    folder: Path,
+    prompt_tokens: dict[str, int],
+    watch: Watch,
+) -> tuple[tuple[int, ...] | None, list[str]]:
+    """Prompts whose answers reach the wanted length on every arm: no engine may be told to ignore end of text."""
+    reached = set(range(POOL))
+    for contender in (each for each in field.contenders if each.arm in arms):
+        _, samples = _probe_load(
+            field, contender, 1, out_tokens, range(POOL), options, folder, prompt_tokens, watch
+        )
+        reached &= {index for index, sample in enumerate(samples) if sample.generated_tokens == out_tokens}
+    if len(reached) < 3:
+        return None, [
+            f"only {len(reached)} of {POOL} prompts were answered in full length ({out_tokens} tokens) by every arm, "
+            "so all are used and short answers are marked"
+        ]
+    return tuple(sorted(reached)), []
+

@@ -136,7 +136,7 @@ def end_leftovers() -> list[int]:
     dead: set[str] = set()
     for process in psutil.process_iter():
         mark = _environ(process).get(OWNER, "")
-        if mark and not _is_alive(mark):
+        if mark and not is_alive(mark):
             dead.add(mark)
     return [pid for mark in sorted(dead) for pid in end_marked(OWNER, mark)]
 
@@ -162,7 +162,7 @@ def owner() -> str:
     return f"{os.getpid()}-{psutil.Process().create_time():.2f}"
 
 
-def _is_alive(mark: str) -> bool:
+def is_alive(mark: str) -> bool:
     pid, _, started = mark.partition("-")
     with contextlib.suppress(psutil.Error, ValueError):
         process = psutil.Process(int(pid))

@@ -86,9 +86,9 @@ def duel(request: pytest.FixtureRequest) -> Comparison:
     """The comparison, measured at the first use. What stops it stops every benchmark, in one sentence."""
     stash = request.config.stash
     if DUEL not in stash:
-        with _uncaptured(request.config):
+        with _uncaptured(request.config), harness.show_progress() as watch:
             try:
-                stash[DUEL] = harness.compare(harness.run(stash[OPTIONS], harness.show_progress()))
+                stash[DUEL] = harness.duel(stash[OPTIONS], watch)
             except harness.DuelError as error:
                 stash[DUEL] = error
     result = stash[DUEL]

@@ -381,15 +381,16 @@ class Watcher:
 
     def __init__(self, read: Callable[[], Reading], baseline_bytes: int | None) -> None:
         self._read = read
-        self._baseline_bytes = baseline_bytes
         self._readings = [read()]
+        first = self._readings[0].gpu_used_bytes
+        self.baseline_bytes = first if baseline_bytes is None else baseline_bytes  # GPU memory before the load
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
     def summary(self) -> Telemetry:
         """What was seen so far."""
-        return summarise(tuple(self._readings), self._baseline_bytes)
+        return summarise(tuple(self._readings), self.baseline_bytes)
 
     def stop(self) -> None:
         self._stop.set()

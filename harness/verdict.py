@@ -56,9 +56,9 @@ class Level:
 
 def level(looks: int = len(LOOKS), contrasts: int = 1, look_alpha: float = LOOK_ALPHA) -> Level:
     """The level of each of `contrasts` claims (Bonferroni), valid at any of the looks."""
-    alpha = look_alpha / max(contrasts, 1)
     if looks < 1:
-        return Level(alpha, f"{_percent(1 - alpha)}, no claim")
+        return Level(0.05, "95 %, no claim")
+    alpha = look_alpha / max(contrasts, 1)
     # The schedule holds 95 % by simulation; any other is only promised what the sum of its errors leaves.
     joint = 0.95 if look_alpha <= LOOK_ALPHA and looks <= len(LOOKS) else max(0.0, 1 - look_alpha * looks)
     return Level(alpha, f"joint {_percent(joint)} over {_count(looks, 'look')} and {_count(contrasts, 'contrast')}")
@@ -407,7 +407,7 @@ class Spread:
     """Loads far off the median of their arm; two of them make an arm UNSTABLE."""
 
     limit: float  # 0.12 is 12 %
-    mad: float  # 1.4826·MAD of all loads about their arm's median, log units
+    mad: float  # 1.4826·MAD of all loads about their arm's mean, log units
     far: Mapping[str, int]
 
     @property
@@ -424,9 +424,10 @@ def far_loads(values: Array) -> tuple[Array, Array, Array]:
     import numpy as np
 
     off = values - np.median(values, axis=-1, keepdims=True)
-    flat = off.reshape(*off.shape[:-2], -1)
-    middle = np.median(flat, axis=-1, keepdims=True)
-    mad = 1.4826 * np.median(np.abs(flat - middle), axis=-1)
+    # About the mean, for about their median few loads look calmer than they are.
+    centred = (values - values.mean(axis=-1, keepdims=True)).reshape(*values.shape[:-2], -1)
+    middle = np.median(centred, axis=-1, keepdims=True)
+    mad = 1.4826 * np.median(np.abs(centred - middle), axis=-1)
     limit = np.where(mad <= CALM_MAD, NARROW, WIDE)
     return (np.abs(off) > np.log1p(limit)[..., None, None]).sum(axis=-1), limit, mad
 

@@ -10,14 +10,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 VARIABLE = "LLAMADUEL_FAKE"
+PLAIN = "LLAMADUEL_FAKE_PLAIN"  # set for a child whose parent plays the tricks of the wire itself
 # as the real words of a model: pieces of one cycle, some of them of more than one byte a letter
-WORDS = tuple("the quick brown fox jumps over a lazy dog while naïve zebras münch 東京 apples near cold water".split())
-RUNNERS_PARENT = {"garbage": False, "comments": False, "crlf": False, "split_bytes": None, "burst": 1}
+WORDS = ("the", "quick", "brown", "fox", "naïve", "zebras", "over", "東京", "apples", "near", "cold", "wäter", "jump")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,9 @@ class Script:
     tokens_per_chunk: int = 1
     burst: int = 1  # chunks that are sent together
 
-    # words: the answer goes on in the cycle after the last word of the prompt
-    words: tuple[str, ...] = WORDS
+    # the answer goes on in a cycle of words after the last word of the prompt: in this one, else in
+    # that of a model with a known answer, else in WORDS
+    words: tuple[str, ...] | None = None
     adds_bos: bool = False
 
     # devices as (name, description, MiB); buffers as (device, kind, MiB), else by the model's tensors
@@ -89,7 +90,10 @@ def read(command: Sequence[str], environment: Mapping[str, str] = os.environ) ->
             data |= {key: value for key, value in case.items() if key != "when"}
     if unknown := data.keys() - {field.name for field in fields(Script)}:
         raise SystemExit(f"fake engine: no such key in its script: {', '.join(sorted(unknown))}")
-    return Script(**{key: _frozen(value) for key, value in data.items()})
+    script = Script(**{key: _frozen(value) for key, value in data.items()})
+    if PLAIN in environment:
+        script = replace(script, garbage=False, comments=False, crlf=False, split_bytes=None, burst=1, refuses=None)
+    return script
 
 
 def _frozen(value: Any) -> Any:

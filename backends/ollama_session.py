@@ -1,0 +1,304 @@
+"""A model that an Ollama holds: what is sent to it, what its lines mean, what its runner really did.
+
+The runner's argv comes from the process table, its buffers and its evaluated prompt tokens from
+the log. `/api/ps` is kept as a claim, for it is wrong as soon as experts lie on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from backends import llama_log
+from backends.llama_http import GREEDY
+from harness import process
+from harness.contract import Chunk, Engine, Prompt, Realised, Request, Usage
+from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut
+
+if TYPE_CHECKING:
+    import ollama
+
+ANSWER_S = 10.0  # for control calls
+SETTLE_S = 2.0  # the runner's log line comes through a pipe, so a little after the answer
+UNREACHABLE = (OSError, http.client.HTTPException, EngineFailed)
+
+FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+PREFILL = re.compile(r"prompt eval time = +([\d.]+) ms / +(\d+) tokens")
+PREFILL_DIGITS_MS = 0.006  # half of the last digit printed, and a little
+OF_OLLAMA = re.compile(r"^(time=\S+ level=|\[GIN)")  # lines of Ollama's own between those of its runner
+ENDED = re.compile(r"^llama-server process has terminated: (exit status \d+: )?")
+BUILD = re.compile(r"\bbuild ([1-9]\d*) \(")
+TOO_LARGE = re.compile(r"requires more system memory|too large for system memory", re.IGNORECASE)
+
+
+@dataclass(slots=True, kw_only=True)
+class OllamaSession:
+    """`child` and `log` are None where the server is not ours."""
+
+    engine: Engine
+    url: str
+    model: str  # its name in that Ollama
+    options: Mapping[str, Any]  # that the runner starts with; None is left out
+    pids: Callable[[], tuple[int, ...]]
+    weights: Path | None = None  # as Ollama names them, where no runner can be seen
+    child: process.Child | None = None
+    log: Path | None = None
+    log_begin: int = 0  # where this session's part begins, in bytes
+    keep_alive: str | None = None
+    notes: tuple[str, ...] = ()
+    load_s: float | None = None
+    _runner: psutil.Process | None = field(default=None, init=False)
+    _argv: tuple[str, ...] = field(default=(), init=False)
+    _settled: int = field(default=0, init=False)  # the log up to here belongs to requests before
+
+    def load(self, wait_s: float) -> None:
+        """One short request with the options of all that follow. Raises EngineFailed."""
+        try:
+            answer = _post(self.request(Prompt("load", "The"), 1), wait_s)
+        except TimeoutError:
+            raise TimedOut(f"Ollama did not load the model within {wait_s:.0f} s; its log says why") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise Crashed(f"Ollama broke off while loading: {self.death() or error}") from None
+        for line in answer:
+            data = json.loads(line)
+            if "error" in data:
+                raise failure(str(data["error"]), self._lines())
+            if data.get("done"):
+                self.load_s = _usage(data).load_s
+        if self.load_s is None:
+            raise EngineFailed("Ollama gave no first token; its log has the rest")
+        self._look_at_runner()
+
+    def request(self, prompt: Prompt, max_tokens: int) -> Request:
+        options = {key: value for key, value in self.options.items() if value is not None}
+        body = {
+            "model": self.model,
+            "prompt": prompt.text,
+            "raw": True,
+            "think": False,
+            "stream": True,
+            "truncate": False,
+            "shift": False,  # a context that is full is an error, not a cut; it is a flag of the runner too
+            "options": {
+                **options,
+                **GREEDY,
+                "num_predict": max(1, max_tokens),  # 0 means without end
+                "stop": [],  # a model of the daemon's may bring its own
+            },
+        }
+        if self.keep_alive:
+            body["keep_alive"] = self.keep_alive
+        return Request(f"{self.url}/api/generate", {"Content-Type": "application/json"}, json.dumps(body).encode())
+
+    def read(self, line: bytes) -> Chunk | Usage | None:
+        data = json.loads(line)
+        if "error" in data:
+            raise failure(str(data["error"]))
+        if data.get("done"):
+            return _usage(data)
+        return Chunk((data.get("thinking") or "") + (data.get("response") or ""))
+
+    def settle(self, usage: Usage) -> Usage:
+        """Ollama counts cached prompt tokens in; its runner's log tells how many were computed."""
+        if self._runner and not self._runner_lives():
+            raise EngineFailed(f"Ollama changed its runner between two requests; {self._last_words()}")
+        if usage.cached_tokens is not None or usage.prompt_tokens is None or usage.prefill_s is None:
+            return usage
+        evaluated = self._evaluated_tokens(usage.prefill_s)
+        return usage if evaluated is None else replace(usage, cached_tokens=usage.prompt_tokens - evaluated)
+
+    def realised(self) -> Realised:
+        self._look_at_runner()
+        lines = self._lines()
+        load = llama_log.read_load(lines)
+        reported = self._reported()
+        settings = dict(load.settings)
+        if build := next((found[1] for line in lines if (found := BUILD.search(line))), None):
+            settings["build"] = f"b{build}"
+        if self._argv:
+            settings["context_shift"] = "on" if "--context-shift" in self._argv else "off"
+        if "context" not in settings and reported.get("context_length"):
+            settings["context"] = str(reported["context_length"])
+        model = self._after("--model")
+        return Realised(
+            engine=str(self.engine),
+            argv=self._argv,
+            pids=self.pids(),
+            weights=Path(model) if model else self.weights,
+            settings=settings,
+            buffers=load.buffers,
+            load_s=self.load_s,
+            reported=reported,
+            notes=(*self.notes, *load.notes),
+        )
+
+    def count_tokens(self, text: str) -> int | None:
+        """By the runner's own tokenizer, as it takes a raw prompt."""
+        port = self._after("--port")
+        if self.child is None or port is None:
+            return None
+        with contextlib.suppress(*UNREACHABLE, KeyError):
+            body = {"content": text, "add_special": True, "parse_special": True}
+            return len(ask(f"http://127.0.0.1:{port}/tokenize", body)["tokens"])
+        return None
+
+    def death(self) -> str | None:
+        code = self.child.returncode() if self.child else None
+        if code is not None:
+            return f"ollama serve ended ({process.explain_exit(code)})"
+        if self._runner and not self._runner_lives():
+            return f"Ollama's runner ended; {self._last_words()}"
+        if self.child is None:
+            try:
+                ask(f"{self.url}/api/version")
+            except UNREACHABLE as error:
+                return f"the Ollama at {self.url} answers no more ({error})"
+        return None
+
+    # ── its runner and its log ──────────────────────────────────────────────────────────────
+
+    def _look_at_runner(self) -> None:
+        for pid in self.pids():
+            with contextlib.suppress(psutil.Error):
+                candidate = psutil.Process(pid)
+                argv = candidate.cmdline()
+                if "--model" in argv:
+                    self._runner, self._argv = candidate, tuple(argv)
+
+    def _runner_lives(self) -> bool:
+        with contextlib.suppress(psutil.Error):
+            runner = self._runner
+            return runner is not None and runner.is_running() and runner.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def _after(self, flag: str) -> str | None:
+        return self._argv[self._argv.index(flag) + 1] if flag in self._argv[:-1] else None
+
+    def _lines(self) -> list[str]:
+        return [] if self.log is None else _text_from(self.log, self.log_begin).splitlines()
+
+    def _last_words(self) -> str:
+        said = [line for line in self._lines() if "llama-server terminated" in line]
+        return f"it says {log_fields(said[-1]).get('error', said[-1])!r}" if said else "its log has the rest"
+
+    def _evaluated_tokens(self, prefill_s: float) -> int | None:
+        """Prompt tokens that the last request computed: from the line with the time that was reported."""
+        if self.log is None:
+            return None
+        begin = max(self._settled, self.log_begin)
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            text = _text_from(self.log, begin)
+            for said_ms, tokens in reversed(PREFILL.findall(text)):
+                if abs(float(said_ms) - prefill_s * 1000) <= PREFILL_DIGITS_MS:
+                    self._settled = begin + len(text.encode(errors="replace"))
+                    return int(tokens)
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
+
+    def _reported(self) -> dict[str, Any]:
+        with contextlib.suppress(*UNREACHABLE, KeyError, TypeError):
+            for loaded in ask(f"{self.url}/api/ps")["models"]:
+                if str(loaded["name"]).removesuffix(":latest") == self.model.removesuffix(":latest"):
+                    return {key: loaded[key] for key in ("size", "size_vram", "context_length") if key in loaded}
+        return {}
+
+
+def _usage(data: Mapping[str, Any]) -> Usage:
+    def seconds(key: str) -> float | None:
+        return data[key] / 1e9 if data.get(key) is not None else None
+
+    return Usage(
+        prompt_tokens=data.get("prompt_eval_count"),
+        cached_tokens=data.get("prompt_eval_cached_count"),
+        generated_tokens=data.get("eval_count"),
+        prefill_s=seconds("prompt_eval_duration"),
+        decode_s=seconds("eval_duration"),
+        load_s=seconds("load_duration"),
+        stop=data.get("done_reason"),
+    )
+
+
+def failure(text: str, log: Sequence[str] = ()) -> EngineFailed:
+    """The error for a text that Ollama sent; what its runner wrote before tells more."""
+    if TOO_LARGE.search(text):
+        return DoesNotFit(f"the model needs more memory than there is ({text}); take a smaller one or less context")
+    runner = [line for line in log if not OF_OLLAMA.match(line)]
+    for lines in (ENDED.sub("", text).splitlines(), runner):
+        if (said := llama_log.read_failure(lines)) and said.kind != "other":
+            return said.error()
+    if "timed out" in text:
+        return TimedOut(f"Ollama gave up waiting for its runner ({text}); its log says how far it came")
+    return EngineFailed(f"Ollama says: {text}")
+
+
+def log_fields(line: str) -> dict[str, str]:
+    """key=value and key="two words" of a line of Ollama's own."""
+    return {key: value.strip('"') for key, value in FIELD.findall(line)}
+
+
+def _text_from(log: Path, begin: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
+
+
+# ── control calls ───────────────────────────────────────────────────────────────────────────
+
+
+def client(url: str, timeout_s: float) -> ollama.Client:
+    """Ollama's own client, past any proxy."""
+    import ollama
+
+    return ollama.Client(host=url, timeout=timeout_s, trust_env=False)
+
+
+def ask(url: str, body: Mapping[str, Any] | None = None, timeout_s: float = ANSWER_S) -> Any:
+    """JSON that Ollama's client has no call for, or drops fields of. Raises one of UNREACHABLE."""
+    connection = _connect(url, timeout_s)
+    with contextlib.closing(connection):
+        if body is None:
+            connection.request("GET", urlsplit(url).path)
+        else:
+            connection.request("POST", urlsplit(url).path, json.dumps(body), {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        text = reply.read()
+    if reply.status != 200:
+        raise EngineFailed(f"{url} answered {reply.status}: {text[:200].decode(errors='replace')}")
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise EngineFailed(f"{url} answered something else than JSON; is it another program's port?") from None
+
+
+def has_blob(url: str, sha256: str) -> bool:
+    """Whether that Ollama has a file already."""
+    connection = _connect(url, ANSWER_S)
+    with contextlib.closing(connection):
+        connection.request("HEAD", f"/api/blobs/sha256:{sha256}")
+        return connection.getresponse().status == 200
+
+
+def _post(request: Request, timeout_s: float) -> list[bytes]:
+    """The lines of an answer, whatever its status."""
+    connection = _connect(request.url, timeout_s)
+    with contextlib.closing(connection):
+        connection.request("POST", urlsplit(request.url).path, request.body, dict(request.headers))
+        return [line for line in connection.getresponse().read().splitlines() if line.strip()]
+
+
+def _connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(str(parts.hostname), parts.port, timeout=timeout_s)

@@ -1,0 +1,387 @@
+"""From a run to what may be said about it: a row per arm, a verdict per contrast, a state.
+
+Everything is computed from the folder, so that the same folder always gives the same numbers.
+Nothing here prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness import placement, plan, verdict
+from harness.errors import RunRefused
+from harness.plan import ArmStatus, Status
+from harness.record import Contender, Header, LoadRecord, Run
+from harness.run import outcomes_of
+from harness.verdict import Contrast, Interval, Judgement, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadValues:
+    """One judged load of an arm: medians over its valid requests."""
+
+    block: int
+    minutes: float  # since the first load of the run
+    decode_tps: float
+    prefill_tps: float | None
+    prefill_s: float | None
+    ttft_s: float | None
+    load_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One arm. Intervals are of this arm alone; only `contrast` compares. Unknown is None."""
+
+    arm: str
+    status: ArmStatus
+    placement: str
+    engine: str | None
+    command: str | None
+    weights_digest: str | None
+    output_ok: bool | None
+    is_reference: bool
+    decode_tps: Interval | None = None
+    prefill_tps: Interval | None = None
+    ttft_s: Interval | None = None
+    load_s: float | None = None
+    vram_bytes: int | None = None
+    rss_bytes: int | None = None
+    predicted_device_bytes: int | None = None
+    realised_device_bytes: int | None = None
+    realised_host_bytes: int | None = None
+    contrast: Contrast | None = None  # against the reference
+    samples: int = 0
+    invalid_samples: int = 0
+    invalid_reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    loads: tuple[LoadValues, ...] = ()
+
+    @property
+    def why_not(self) -> str | None:
+        """Why this arm has no numbers of its own, in one line."""
+        if self.status.word is Status.OK:
+            return None
+        if self.status.alias_of is not None:
+            return f"= {self.status.alias_of} ({self.status.reason})"
+        return str(self.status)
+
+    def rounds(self, metric: str) -> list[float]:
+        """Seconds, one per judged load: per token (decode), for a whole prefill, to the first token (ttft)."""
+        found = {
+            "decode": [1 / load.decode_tps for load in self.loads],
+            "prefill": [load.prefill_s for load in self.loads],
+            "ttft": [load.ttft_s for load in self.loads],
+        }[metric]
+        return [seconds for seconds in found if seconds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A run, judged. `twin` is the row of the second copy of the reference."""
+
+    run: Run
+    rows: tuple[Row, ...]
+    twin: Row | None
+    judgement: Judgement
+    warm_up: verdict.WarmUp | None
+    variance: verdict.Variance
+    blocks_run: int
+    repeated_loads: int
+
+    @property
+    def header(self) -> Header:
+        return self.run.header
+
+    @property
+    def state(self) -> State:
+        return self.judgement.state
+
+    @property
+    def reference(self) -> Row:
+        return next(row for row in self.rows if row.is_reference)
+
+    def row(self, arm: str) -> Row:
+        return next(row for row in self.rows if row.arm == arm)
+
+
+def compare(run: Run) -> Comparison:
+    """Judge a run. Raises RunRefused if it has no load yet."""
+    drawn = run.header.plan
+    if not any(load.stage == "block" for load in run.loads):
+        raise RunRefused(f"{run.folder} has no finished load; go on with it by --resume {run.folder}")
+    outcomes = outcomes_of(run)
+    kept = plan.kept(drawn, outcomes)
+    loads = {(load.block, load.attempt, load.label): load for load in run.loads if load.stage == "block"}
+    judged = {
+        label: tuple(loads[outcome.block, outcome.attempt, label] for outcome in found) for label, found in kept.items()
+    }
+    began = min(load.started_unix_s for load in loads.values())
+    names = {arm.label: "its twin" if arm.label == drawn.twin else arm.text for arm in drawn.arms}
+    statuses = plan.statuses(drawn, outcomes)
+    judgement = verdict.judge(
+        plan.values(drawn, outcomes),
+        {label: [(load.started_unix_s - began) / 60 for load in found] for label, found in judged.items()},
+        drawn.contrasts,
+        level=drawn.level,
+        seed=drawn.seed,
+        reference=drawn.reference,
+        twin_label=drawn.twin,
+        margin=drawn.margin,
+        unstable={label: found.reason for label, found in statuses.items() if found.word is Status.UNSTABLE},
+        disturbed=sum(outcome.disturbed for found in kept.values() for outcome in found),
+        names=names,
+    )
+    contenders = {plan.public(each.arm): each for each in run.header.contenders}
+    label_of = {arm.text: arm.label for arm in drawn.arms if arm.label != drawn.twin}
+    judgement = dataclasses.replace(
+        judgement,
+        contrasts={
+            pair: _if_comparable(found, *(contenders[_text(drawn, label)] for label in pair))
+            for pair, found in judgement.contrasts.items()
+        },
+    )
+
+    def row(contender: Contender, label: str | None, status: ArmStatus) -> Row:
+        return _row(run, contender, label, status, judged.get(label or "", ()), judgement, began)
+
+    rows = []
+    for contender in run.header.contenders:
+        label = label_of.get(plan.public(contender.arm)) if contender.status.word is Status.OK else None
+        rows.append(row(contender, label, statuses[label] if label else contender.status))
+    twin = None
+    if drawn.twin is not None:
+        twin = row(contenders[_text(drawn, drawn.reference)], drawn.twin, statuses[drawn.twin])
+    requests = {label: [_logs(run, load) for load in found] for label, found in judged.items()}
+    return Comparison(
+        run=run,
+        rows=tuple(rows),
+        twin=twin,
+        judgement=judgement,
+        warm_up=verdict.warm_up([load for found in requests.values() for load in found]),
+        variance=verdict.variance(
+            {label: [[log for log in load if log is not None] for load in found] for label, found in requests.items()}
+        ),
+        blocks_run=plan.blocks_done(drawn, outcomes),
+        repeated_loads=sum(outcome.attempt > 1 for outcome in outcomes),
+    )
+
+
+def _text(drawn: plan.Plan, label: str) -> str:
+    return next(arm.text for arm in drawn.arms if arm.label == label)
+
+
+def _if_comparable(found: Contrast, one: Contender, other: Contender) -> Contrast:
+    """No ratio without the same weights on the same devices."""
+    reason = None
+    if one.weights_digest is None or other.weights_digest is None:
+        blind = one.arm if one.weights_digest is None else other.arm
+        reason = f"the weights that {blind} loaded cannot be read, so identity is not proven"
+    elif one.weights_digest != other.weights_digest:
+        reason = "the two loaded different weights"
+    elif one.engine and other.engine and _kinds(one) and _kinds(other) and _kinds(one) != _kinds(other):
+        reason = f"the engines see different devices ({_words(_kinds(one))} and {_words(_kinds(other))})"
+    if reason is None:
+        return found
+    return dataclasses.replace(found, word="NOT_COMPARABLE", reason=reason)
+
+
+def _kinds(contender: Contender) -> frozenset[str]:
+    """Kinds of the devices an engine sees: CUDA, Vulkan, RPC; empty where it does not say."""
+    devices = contender.engine.devices if contender.engine else ()
+    return frozenset(device.name.rstrip("0123456789") for device in devices)
+
+
+def _words(kinds: Iterable[str]) -> str:
+    return ", ".join(sorted(kinds)) or "none"
+
+
+def _row(
+    run: Run,
+    contender: Contender,
+    label: str | None,
+    status: ArmStatus,
+    judged: Sequence[LoadRecord],
+    judgement: Judgement,
+    began: float,
+) -> Row:
+    drawn = run.header.plan
+    mine = [load for load in run.loads if load.stage == "block" and load.label == label]
+    samples = [sample for load in mine for sample in run.samples_of(load)]
+    values = tuple(_values(run, load, began) for load in judged)
+    checked = [sample.output_ok for load in mine for sample in run.samples.get(load.id, ())]
+    placed = placement.realised_bytes(contender.realised.buffers) if contender.realised else None
+    return Row(
+        arm=contender.arm,
+        status=status,
+        placement=contender.placement,
+        engine=str(contender.engine) if contender.engine else None,
+        command=contender.command,
+        weights_digest=contender.weights_digest,
+        output_ok=all(ok for ok in checked if ok is not None) if any(ok is not None for ok in checked) else None,
+        is_reference=label == drawn.reference,
+        decode_tps=_interval(load.decode_tps for load in values),
+        prefill_tps=_interval(load.prefill_tps for load in values),
+        ttft_s=_interval(load.ttft_s for load in values),
+        load_s=_median(load.load_s for load in values),
+        vram_bytes=_most(load.telemetry and load.telemetry.vram_bytes for load in mine),
+        rss_bytes=_most(load.telemetry and load.telemetry.peak_rss_bytes for load in mine),
+        predicted_device_bytes=contender.predicted.device_bytes if contender.predicted else None,
+        realised_host_bytes=placed[0] if placed else None,
+        realised_device_bytes=placed[1] if placed else None,
+        contrast=judgement.contrasts.get((label or "", drawn.reference)),
+        samples=len(samples),
+        invalid_samples=sum(sample.invalid is not None for sample in samples),
+        invalid_reasons=dict(Counter(sample.invalid for sample in samples if sample.invalid)),
+        loads=values,
+    )
+
+
+def _values(run: Run, load: LoadRecord, began: float) -> LoadValues:
+    valid = [sample for sample in run.samples_of(load) if sample.invalid is None]
+    decode = [sample.decode_tps for sample in valid if sample.decode_tps]
+    return LoadValues(
+        block=load.block,
+        minutes=(load.started_unix_s - began) / 60,
+        decode_tps=math.exp(statistics.median(math.log(tps) for tps in decode)),
+        prefill_tps=_median(sample.prefill_tps for sample in valid),
+        prefill_s=_median(sample.usage.prefill_s if sample.usage else None for sample in valid),
+        ttft_s=_median(sample.ttft_s for sample in valid),
+        load_s=load.realised.load_s if load.realised else None,
+    )
+
+
+def _logs(run: Run, load: LoadRecord) -> list[float | None]:
+    """Log speed of every request in order; None where it is invalid."""
+    return [
+        math.log(sample.decode_tps) if sample.invalid is None and sample.decode_tps else None
+        for sample in run.samples_of(load)
+    ]
+
+
+def _interval(speeds: Iterable[float | None]) -> Interval | None:
+    logs = [math.log(speed) for speed in speeds if speed]
+    return verdict.interval(logs) if logs else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+# ── two runs ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One arm in two runs: the ratio of its ratios to the arm that both runs have as reference."""
+
+    arm: str
+    before_tps: Interval | None
+    after_tps: Interval | None
+    ratio: float | None  # after / before, through the common reference
+    low: float | None
+    high: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What differs between two runs, first in what they are, then in what they measured."""
+
+    differences: tuple[str, ...]
+    common_reference: str | None
+    changes: tuple[Change, ...]
+
+
+def compare_runs(before: Comparison, after: Comparison) -> Changes:
+    """Each arm through the common reference, so that the day and the machine's mood fall out.
+
+    Without a common reference the numbers stand side by side and claim nothing.
+    """
+    reference = before.reference.arm if before.reference.arm == after.reference.arm else None
+    later = {row.arm: row for row in after.rows}
+    changes = []
+    for row in before.rows:
+        other = later.get(row.arm)
+        if other is None or not row.loads or not other.loads or row.is_reference:
+            continue
+        ratio = low = high = None
+        reason = "no common reference arm: the two sessions are confounded"
+        if reference is not None:
+            logs = [_against(row, before.reference), _against(other, after.reference)]
+            reason = "a run ranks nothing" if not (before.state.ranks and after.state.ranks) else ""
+            ratio, low, high = _difference(*logs)
+        changes.append(
+            Change(
+                arm=row.arm,
+                before_tps=row.decode_tps,
+                after_tps=other.decode_tps,
+                ratio=ratio,
+                low=low if not reason else None,
+                high=high if not reason else None,
+                reason=reason,
+            )
+        )
+    return Changes(
+        differences=tuple(_differences(before.header, after.header)),
+        common_reference=reference,
+        changes=tuple(changes),
+    )
+
+
+def _against(row: Row, reference: Row) -> list[float]:
+    """Paired log ratios of an arm to its reference, block by block."""
+    chief = {load.block: load.decode_tps for load in reference.loads}
+    return [math.log(load.decode_tps / chief[load.block]) for load in row.loads if load.block in chief]
+
+
+def _difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Ratio of the two mean ratios with its 95 % interval (Welch: the runs may be differently noisy)."""
+    mean = statistics.fmean(after) - statistics.fmean(before)
+    if min(len(before), len(after)) < 2:
+        return math.exp(mean), None, None
+    from scipy import stats
+
+    interval = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
+    return math.exp(mean), math.exp(float(interval.low)), math.exp(float(interval.high))
+
+
+def _differences(before: Header, after: Header) -> Iterable[str]:
+    """Every fact that makes the two runs unequal, in words."""
+    pairs = {
+        "weights": (before.model.digest[:12], after.model.digest[:12]),
+        "machine": (before.machine.cpu, after.machine.cpu),
+        "cores": (before.machine.physical_cores, after.machine.physical_cores),
+        "kernel": (before.machine.kernel, after.machine.kernel),
+        "GPUs": (_gpus(before), _gpus(after)),
+        "prompts": (before.plan.prompts_digest[:12], after.plan.prompts_digest[:12]),
+        "settings": (dict(before.plan.settings), dict(after.plan.settings)),
+        "requests a load": (before.plan.requests, after.plan.requests),
+        "answer length": (before.plan.out_tokens, after.plan.out_tokens),
+        "margin": (before.plan.margin, after.plan.margin),
+    }
+    for name, (old, new) in pairs.items():
+        if isinstance(old, dict) and isinstance(new, dict):
+            for key in sorted(old.keys() | new.keys()):
+                if old.get(key) != new.get(key):
+                    yield f"{name}: {key} was {old.get(key, '–')}, is {new.get(key, '–')}"
+        elif old != new:
+            yield f"{name}: {old}, then {new}"
+    later = {each.arm: each.engine for each in after.contenders}
+    for each in before.contenders:
+        if each.engine and each.arm in later and str(later[each.arm]) != str(each.engine):
+            yield f"engine of {each.arm}: {each.engine}, then {later[each.arm] or '–'}"
+
+
+def _gpus(header: Header) -> str:
+    return ", ".join(f"{gpu.name} (driver {gpu.driver or '–'})" for gpu in header.machine.gpus) or "none"
+

@@ -1,0 +1,54 @@
+"""The whole walk in one call, and the same folder read again."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from harness import record
+from harness.compare import Comparison, compare
+from harness.errors import RunRefused
+from harness.options import Options
+from harness.probe import Watch
+from harness.render import report
+from harness.run import run
+
+REPORT = "report.md"
+
+
+def duel(options: Options, watch: Watch) -> Comparison:
+    """Run, judge, and leave `report.md` in the run folder. Raises DuelError."""
+    return write_report(run(options, watch))
+
+
+def read(folder: Path) -> Comparison:
+    """The comparison of a run folder. Raises RunRefused."""
+    return compare(record.read(folder))
+
+
+def write_report(run: record.Run) -> Comparison:
+    """Judge a run and write its report beside it."""
+    comparison = compare(run)
+    (run.folder / REPORT).write_text(report(comparison), encoding="utf-8")
+    return comparison
+
+
+def verify(folder: Path) -> list[str]:
+    """What of a run folder cannot be reproduced from its samples; nothing, if all is well.
+
+    The plan must hash to the digest written before block 1, and the report must be the one that
+    the samples give, to the letter.
+    """
+    run = record.read(folder)
+    problems = []
+    if run.header.plan.digest != run.header.plan_digest:
+        problems.append(f"the plan was changed: its digest is {run.header.plan.digest}, not {run.header.plan_digest}")
+    path = folder / REPORT
+    if not path.is_file():
+        raise RunRefused(f"{folder} has no {REPORT}; write it with `llamaduel report {folder}`")
+    written = path.read_text(encoding="utf-8").splitlines()
+    computed = report(compare(run)).splitlines()
+    for line in difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0):
+        if line.startswith(("+", "-")) and not line.startswith(("+++", "---")):
+            problems.append(f"{'the samples give' if line[0] == '+' else 'the report says'}: {line[1:]}")
+    return problems

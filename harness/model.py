@@ -1,0 +1,563 @@
+"""Facts of a model file: layers, experts, memory per token, template, and the digest of its weights.
+
+Engines rewrite files but not tensors, so the digest runs over the tensor table: two files with one
+digest hold the same weights. What takes time is kept in the cache folder, under the identity of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from harness import header
+from harness.contract import ModelFile, Say
+from harness.errors import ModelError
+from harness.header import Header
+from harness.process import cache_dir
+from harness.sizes import format_bytes
+
+FORMAT = 1  # of the cached facts; a change of a field or of a formula makes it 2
+CHUNK = 8 << 20
+RACY_NS = 20_000_000  # a file changed this recently may change again within one tick of its clock
+OPENERS = 2048
+STATE_BYTES = 4  # recurrent states are F32 in every engine
+
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+_ROUTED = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_(ch)?exps(\.|$)")
+_LOOKUPS = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
+
+# Of every n layers, n - 1 see a window only, where the file has a window and does not list the layers.
+# The layer that sees everything is the last of the n, or the first.
+_WINDOW_PERIOD = {
+    "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6,
+    "gemma3n": 5, "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4,
+    "plamo3": 8, "smallthinker": -4,
+}  # fmt: skip
+_WINDOW_DEFAULT = {"exaone-moe": 128, "exaone4": 4096, "gemma2": 4096, "llama4": 8192}
+_WINDOW_FIXED = {"llama4": 8192, "smallthinker": 4096}  # whatever the file says, unless it says none
+# Sparse attention keeps a second set of keys (so do all with `indexer` tensors); others have states of their own.
+_MEMORY_UNKNOWN = {"bailingmoe3", "deepseek4", "kimi-k3", "minimax-01", "qwen4exp"}
+_RECURRENT = ("ssm_", "shortconv", "time_mix_")
+_BOS_BY_TOKENIZER = {"llama", "bert"}
+_BOS_BY_SPLITTER = {
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
+    "tekken", "chameleon",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    type: str  # "Q4_K"
+    shape: tuple[int, ...]  # ggml order: the row length first
+    bytes: int
+
+    @property
+    def block(self) -> int | None:
+        """The block that it belongs to; None for embedding, head and what else stands outside."""
+        match = _BLOCK.match(self.name)
+        return int(match[1]) if match else None
+
+    @property
+    def routed(self) -> bool:
+        """Holds routed experts: what `--cpu-moe` moves."""
+        return _ROUTED.match(self.name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one layer keeps of the tokens before: keys and values for each, or one state for all."""
+
+    keys: int = 0  # elements a token
+    values: int = 0  # 0 under MLA, where the values are part of the keys
+    window: int | None = None  # tokens it looks back; None: all
+    state_bytes: int = 0  # recurrent, whatever the context
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerKey:
+    """The known answer of a model that `synth` wrote: greedy decoding follows this cycle for ever."""
+
+    generator: int
+    seed: int
+    cycle: tuple[int, ...]  # token numbers
+    words: tuple[str, ...]  # the same, as text
+
+    def word(self, index: int) -> str:
+        return self.words[index % len(self.words)]
+
+    def continuation(self, last_word: str, tokens: int) -> str:
+        """The exact text after a prompt that ends in this word. Raises ModelError if it is none of the cycle."""
+        try:
+            start = self.words.index(last_word) + 1
+        except ValueError:
+            raise ModelError(
+                f"{last_word!r} is no word of this model's answer; end the prompt in a word of it"
+            ) from None
+        return "".join(f" {self.word(start + step)}" for step in range(tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Unknown is None. `layers` are the blocks that run; `blocks` counts those for multi-token prediction too."""
+
+    file: ModelFile  # sha256 and digest are "" if they were not asked for, or there are no weights
+    name: str
+    file_type: str | None  # "Q4_K_M", as the file says of itself
+    layers: int
+    blocks: int
+    expert_layers: tuple[int, ...]
+    experts: int | None
+    experts_used: int | None  # a token, the most of any layer
+    experts_shared: int | None
+    context_train: int | None
+    vocab: int
+    embedding: int
+    memory: tuple[Memory, ...] | None  # one a layer
+    tensors: tuple[Tensor, ...]
+    chat_template: str | None
+    add_bos: bool
+    bos: str
+    eos: str
+    openers: tuple[str, ...]  # words that are one token each at the start of a text
+    answer_key: AnswerKey | None
+    header_only: bool  # has no weights: it can be planned for, not run
+
+    @property
+    def leading_dense(self) -> int:
+        """Layers before the first one with experts."""
+        return self.expert_layers[0] if self.expert_layers else self.layers
+
+    @cached_property
+    def tied(self) -> bool:
+        """The embedding serves as the head too."""
+        return all(tensor.name != "output.weight" for tensor in self.tensors)
+
+    @cached_property
+    def loaded(self) -> tuple[Tensor, ...]:
+        """The tensors that an engine loads: all but those for multi-token prediction."""
+        return tuple(tensor for tensor in self.tensors if tensor.block is None or tensor.block < self.layers)
+
+    @cached_property
+    def weights_bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.loaded)
+
+    @cached_property
+    def bytes_per_token(self) -> float:
+        """Weights read for one decoded token, batch 1."""
+        return sum(self.read_bytes(tensor) for tensor in self.loaded)
+
+    def read_bytes(self, tensor: Tensor) -> float:
+        """Bytes of one tensor that a decoded token reads: its share of experts, a row of a table, or all."""
+        if tensor.routed and self.experts_used is not None:
+            return tensor.bytes * self.experts_used / tensor.shape[-1]
+        if tensor.name in _LOOKUPS:
+            row = tensor.bytes / tensor.shape[-1]
+            return row + tensor.bytes if self.tied and tensor.name == "token_embd.weight" else row
+        return tensor.bytes
+
+    def memory_bytes(
+        self, context: int, type_k: str = "f16", type_v: str = "f16", *, ubatch: int = 512, flash_attention: bool = True
+    ) -> tuple[int, ...] | None:
+        """Bytes that each layer allocates for one slot of `context` tokens, as llama.cpp pads it. None: unknown.
+
+        Without flash attention every layer's values take the width of the widest.
+        """
+        if self.memory is None:
+            return None
+        (k_elements, k_bytes), (v_elements, v_bytes) = header.block_of(type_k), header.block_of(type_v)
+        cells, widest = _pad(context), max((layer.values for layer in self.memory), default=0)
+        allocated = []
+        for layer in self.memory:
+            seen = cells if layer.window is None else _pad(min(cells, layer.window + ubatch))
+            values = layer.values if flash_attention or not layer.values else widest
+            row = layer.keys // k_elements * k_bytes + values // v_elements * v_bytes
+            allocated.append(seen * row + layer.state_bytes)
+        return tuple(allocated)
+
+
+def load(path: Path, *, hashed: bool = True, say: Say | None = None) -> Model:
+    """All facts of a model. Raises ModelError, one sentence with the next step.
+
+    The weights are read once for their digests, unless `hashed` is off; then those known from before are given.
+    """
+    path = path.absolute()
+    parts = header.siblings(path)
+    began_ns = time.time_ns()
+    identity = _identity(parts)
+    record = _recall(path, parts, identity)
+    if record is None:
+        headers = header.read_all(path)
+        record = {"format": FORMAT, "identity": identity, "facts": _facts(headers), "sha256": "", "digest": ""}
+    if hashed and not record["digest"] and not record["facts"]["header_only"]:
+        headers = header.read_all(path)
+        total = sum(part.size for part in headers)
+        if say is not None and total > 1 << 30:
+            say(f"reading {format_bytes(total)} of weights once, for their digest")
+        sha256, digest = _digests(headers)
+        record = record | {"sha256": sha256, "digest": digest}
+    if _identity(parts) != identity:
+        raise ModelError(f"{path} changed while it was read; wait until its download is over")
+    _keep(identity, record, began_ns)
+    return _model(path, parts, record)
+
+
+def digest_of(path: Path) -> str | None:
+    """The weights digest of any GGUF, e.g. of another engine's copy. None if it cannot be read."""
+    with contextlib.suppress(ModelError):
+        return load(path).file.digest or None
+    return None
+
+
+# ── facts ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _facts(headers: Sequence[Header]) -> dict[str, Any]:
+    """The fields of Model, but for `file`, as JSON has them."""
+    first, entries = headers[0], [entry for part in headers for entry in part.entries]
+    keys = first.fields
+    architecture = keys.get("general.architecture")
+    if not architecture:
+        raise ModelError(f"{first.path} does not name its architecture; it is no language model, or a damaged one")
+    if keys.get("general.type") in ("adapter", "mmproj", "imatrix") or architecture in ("clip", "imatrix"):
+        what = keys.get("general.type", architecture)
+        raise ModelError(f"{first.path} is a part for another model ({what}); name the language model's own file")
+
+    def key(name: str, default: Any = None) -> Any:
+        return keys.get(f"{architecture}.{name}", default)
+
+    if not entries or not isinstance(key("block_count"), int):
+        raise ModelError(
+            f"{first.path} holds no weights of a language model ({architecture}); name the model's own file"
+        )
+    tensors = [Tensor(entry.name, entry.type, entry.shape, entry.bytes) for entry in entries]
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    blocks = int(key("block_count"))
+    layers = blocks - int(key("nextn_predict_layers", 0))
+    tokens: list[bytes] = keys.get("tokenizer.ggml.tokens", [])
+    embedding = int(key("embedding_length", 0))
+    experts = int(key("expert_count", 0)) or None
+
+    def token(name: str) -> str:
+        number = keys.get(f"tokenizer.ggml.{name}_token_id", -1)
+        return tokens[number].decode(errors="replace") if 0 <= number < len(tokens) else ""
+
+    owners = {tensor.block for tensor in tensors if tensor.routed}
+    return {
+        "architecture": architecture,
+        "name": keys.get("general.name", "") or first.path.stem,
+        "file_type": _file_type(keys.get("general.file_type")),
+        "layers": layers,
+        "blocks": blocks,
+        "expert_layers": [block for block in range(layers) if block in owners],
+        "experts": experts,
+        "experts_used": max(_each(key("expert_used_count", 0), blocks)) or None,
+        "experts_shared": _shared(key("expert_shared_count"), shapes) if experts else None,
+        "context_train": key("context_length"),
+        "vocab": shapes.get("token_embd.weight", (0, len(tokens)))[-1],
+        "embedding": embedding,
+        "memory": _memory(architecture, key, layers, embedding, shapes),
+        "tensors": [[tensor.name, tensor.type, list(tensor.shape), tensor.bytes] for tensor in tensors],
+        "chat_template": keys.get("tokenizer.chat_template"),
+        "add_bos": _adds_bos(keys),
+        "bos": token("bos"),
+        "eos": token("eos"),
+        "openers": _openers(keys, tokens),
+        "answer_key": _answer_key(keys, tokens),
+        "header_only": bool(keys.get("llamaduel.header_only", False)),
+    }
+
+
+def _file_type(number: Any) -> str | None:
+    from gguf import LlamaFileType
+
+    if number not in set(LlamaFileType):
+        return None
+    return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _shared(count: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Shared experts a layer; where the file does not count them, they are one if it has any."""
+    return int(count) if count is not None else int(any("_shexp" in name for name in shapes))
+
+
+def _memory(
+    architecture: str,
+    key: Callable[..., Any],
+    layers: int,
+    embedding: int,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> list[list[Any]] | None:
+    """The fields of Memory for every layer, by what tensors it owns. None where the format keeps more than we know."""
+    if architecture in _MEMORY_UNKNOWN or any(".indexer." in name for name in shapes):
+        return None
+    heads = _each(key("attention.head_count", 0), layers)
+    heads_kv = _each(key("attention.head_count_kv", heads), layers)
+    default = embedding // heads[0] if heads[0] else 0
+    wide_k, wide_v = int(key("attention.key_length", default)), int(key("attention.value_length", default))
+    swa_k, swa_v = int(key("attention.key_length_swa", wide_k)), int(key("attention.value_length_swa", wide_v))
+    latent = bool(key("attention.key_length_mla", 0)) and bool(key("attention.value_length_mla", 0))
+    windows = _windows(architecture, key, layers)
+    keeping = 20 if architecture == "gemma3n" else layers - int(key("attention.shared_kv_layers", 0))
+    found = []
+    for layer in range(layers):
+        own = {name.split(".")[2] for name in shapes if name.startswith(f"blk.{layer}.")}
+        state = _state_bytes(key, embedding, heads[layer]) if any(name.startswith(_RECURRENT) for name in own) else 0
+        attends = bool(own & {"attn_k", "attn_kv_a_mqa"}) or ("attn_qkv" in own and not state)
+        if not attends or layer >= keeping:
+            found.append([0, 0, None, state])
+            continue
+        window = windows[layer]
+        keys = heads_kv[layer] * (wide_k if window is None else swa_k)
+        values = 0 if latent else heads_kv[layer] * (wide_v if window is None else swa_v)
+        found.append([keys, values, window, state])
+    return found
+
+
+def _state_bytes(key: Callable[..., Any], embedding: int, heads: int) -> int:
+    """Size of a recurrent layer's state: what its convolution remembers and the state proper."""
+    kernel, inner, state = (int(key(f"ssm.{name}", 0)) for name in ("conv_kernel", "inner_size", "state_size"))
+    if head := int(key("wkv.head_size", 0)):
+        elements = embedding * (int(key("token_shift_count", 2)) + head)
+    elif length := int(key("shortconv.l_cache", 0)):
+        elements = embedding * (length - 1)
+    elif head := int(key("kda.head_dim", 0)):
+        elements = heads * head * (3 * (kernel - 1 if kernel else 3) + head)
+    else:
+        elements = max(kernel - 1, 0) * (inner + 2 * int(key("ssm.group_count", 0)) * state) + state * inner
+    return elements * STATE_BYTES
+
+
+def _windows(architecture: str, key: Callable[..., Any], layers: int) -> list[int | None]:
+    window = key("attention.sliding_window", _WINDOW_DEFAULT.get(architecture, 0))
+    if window:
+        window = _WINDOW_FIXED.get(architecture, window)
+    pattern = key("attention.sliding_window_pattern")
+    if not window or (architecture == "exaone4" and layers != 64):
+        return [None] * layers
+    if isinstance(pattern, list):
+        return [window if layer < len(pattern) and pattern[layer] else None for layer in range(layers)]
+    if architecture.startswith("lfm2"):
+        return [window] * layers
+    period = _WINDOW_PERIOD.get(architecture)
+    if period is None:
+        return [None] * layers  # a window that engines do not use
+    every = int(pattern or abs(period))
+    full = 0 if period < 0 else every - 1
+    return [None if layer % every == full else window for layer in range(layers)]
+
+
+def _each(value: Any, layers: int) -> list[int]:
+    """A number for every layer, from one number or from a list."""
+    if isinstance(value, list):
+        return [int(item) for item in value[:layers]] + [0] * (layers - len(value))
+    return [int(value)] * layers
+
+
+def _pad(cells: int) -> int:
+    return -(-cells // 256) * 256
+
+
+# ── words ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _adds_bos(keys: Mapping[str, Any]) -> bool:
+    splitter = keys.get("tokenizer.ggml.pre", "")
+    by_default = keys.get("tokenizer.ggml.model") in _BOS_BY_TOKENIZER or splitter in _BOS_BY_SPLITTER
+    return bool(keys.get("tokenizer.ggml.add_bos_token", by_default)) or splitter == "gemma4"
+
+
+def _openers(keys: Mapping[str, Any], tokens: Sequence[bytes]) -> list[str]:
+    """Capitalised words that the tokenizer gives one token each at the very start of a text.
+
+    Two prompts that begin with different ones share no token at all, whatever an engine caches.
+    """
+    kind = keys.get("tokenizer.ggml.model")
+    types = keys.get("tokenizer.ggml.token_type", [])
+    spaced = kind == "llama" and keys.get("tokenizer.ggml.add_space_prefix", True)
+    if kind not in ("gpt2", "llama"):
+        return []
+    word = re.compile(("▁" if spaced else "").encode() + rb"([A-Z][a-z]{2,9})")
+    merges = ranks(keys.get("tokenizer.ggml.merges", []))
+    found: list[str] = []
+    for number, token in enumerate(tokens):
+        match = word.fullmatch(token)
+        if match is None or (types and types[number] != 1):
+            continue
+        text = match[1].decode()
+        if kind == "llama" or pieces(text, merges) == [text]:
+            found.append(text)
+    return found[:OPENERS]
+
+
+def ranks(merges: Sequence[bytes]) -> dict[tuple[str, str], int]:
+    """The order in which a byte-level BPE joins pairs."""
+    pairs = (merge.decode(errors="replace").partition(" ") for merge in merges)
+    return {(left, right): rank for rank, (left, _, right) in enumerate(pairs)}
+
+
+def pieces(word: str, order: Mapping[tuple[str, str], int]) -> list[str]:
+    """The tokens of one word, as byte-level BPE splits it."""
+    parts = list(word)
+    while len(parts) > 1:
+        best = min(range(len(parts) - 1), key=lambda at: order.get((parts[at], parts[at + 1]), len(order)))
+        if (parts[best], parts[best + 1]) not in order:
+            break
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+def _answer_key(keys: Mapping[str, Any], tokens: Sequence[bytes]) -> dict[str, Any] | None:
+    cycle = keys.get("llamaduel.cycle")
+    if not isinstance(cycle, list) or not all(0 <= number < len(tokens) for number in cycle):
+        return None
+    return {
+        "generator": keys.get("llamaduel.generator", 0),
+        "seed": keys.get("llamaduel.seed", 0),
+        "cycle": cycle,
+        "words": [tokens[number].decode().removeprefix("Ġ") for number in cycle],
+    }
+
+
+# ── digests ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _digests(headers: Sequence[Header]) -> tuple[str, str]:
+    """sha256 of the first file, and the weights digest over all parts, from one read.
+
+    One thread reads, one hashes the file, one hashes the tensors; a few chunks are in memory at a time.
+    """
+    whole, table = hashlib.sha256(), _Table()
+    try:
+        with ThreadPoolExecutor(1) as files, ThreadPoolExecutor(1) as tensors:
+            for part in headers:
+                table.open(part)
+                waiting: list[list[Future[None]]] = [[] for _ in range(4)]
+                for slot, start, chunk in _chunks(part.path, waiting):
+                    waiting[slot] = [tensors.submit(table.feed, start, chunk)]
+                    if part is headers[0]:
+                        waiting[slot].append(files.submit(whole.update, chunk))
+                for future in chain(*waiting):
+                    future.result()
+    except OSError as error:
+        raise ModelError(f"{headers[0].path} cannot be read ({error.strerror}); check its disk") from error
+    return whole.hexdigest(), table.digest()
+
+
+def _chunks(path: Path, waiting: Sequence[Sequence[Future[None]]]) -> Iterator[tuple[int, int, memoryview]]:
+    """Slot, place in the file and bytes; a slot is used again when all that waits for it is done."""
+    buffers = [memoryview(bytearray(CHUNK)) for _ in waiting]
+    start = 0
+    with path.open("rb", buffering=0) as file:
+        while True:
+            slot = start // CHUNK % len(buffers)
+            for future in waiting[slot]:
+                future.result()
+            filled = 0
+            while filled < CHUNK and (got := file.readinto(buffers[slot][filled:])):
+                filled += got
+            if not filled:
+                return
+            yield slot, start, buffers[slot][:filled]
+            start += CHUNK
+
+
+class _Table:
+    """Hashes tensors as their bytes pass by."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+        self.todo: list[header.Entry] = []  # the last one is next
+        self.current = hashlib.sha256()
+
+    def open(self, part: Header) -> None:
+        self.todo = sorted(part.entries, key=lambda entry: entry.start, reverse=True)
+
+    def feed(self, start: int, chunk: memoryview) -> None:
+        end = start + len(chunk)
+        while self.todo and (entry := self.todo[-1]).start < end:
+            stop = entry.start + entry.bytes
+            self.current.update(chunk[max(entry.start, start) - start : min(stop, end) - start])
+            if stop > end:
+                return
+            shape = "x".join(map(str, entry.shape))
+            self.rows.append(f"{entry.name}\t{entry.type}\t{shape}\t{self.current.hexdigest()}\n")
+            self.current = hashlib.sha256()
+            self.todo.pop()
+
+    def digest(self) -> str:
+        return hashlib.sha256("".join(sorted(self.rows)).encode()).hexdigest()
+
+
+# ── cache ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _identity(parts: Sequence[Path]) -> list[list[int]]:
+    """Device, inode, size and time of every part: a hard or symbolic link to a file is that file."""
+    found = []
+    for part in parts:
+        with contextlib.suppress(OSError):
+            stat = part.stat()
+            found.append([stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns])
+    return found
+
+
+def _record_path(identity: Sequence[Sequence[int]]) -> Path:
+    device, inode = identity[0][:2]
+    return cache_dir() / "models" / f"{device:x}-{inode:x}.json"
+
+
+def _recall(path: Path, parts: Sequence[Path], identity: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+    """What is known of these files; None if that is nothing, of another format, or damaged."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, IndexError):
+        record: dict[str, Any] = json.loads(_record_path(identity).read_bytes())
+        _model(path, parts, record)
+        if record["format"] == FORMAT and record["identity"] == identity and path == parts[0]:
+            return record
+    return None
+
+
+def _keep(identity: Sequence[Sequence[int]], record: Mapping[str, Any], began_ns: int) -> None:
+    """Best effort: a full disk or a read-only home costs time, not the run."""
+    if max(part[3] for part in identity) > began_ns - RACY_NS:
+        return
+    path = _record_path(identity)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+        with os.fdopen(handle, "w") as file:
+            json.dump(record, file)
+        Path(name).replace(path)
+
+
+def _model(path: Path, parts: Sequence[Path], record: Mapping[str, Any]) -> Model:
+    facts = dict(record["facts"])
+    memory, key = facts["memory"], facts["answer_key"]
+    file = ModelFile(
+        path=path,
+        shards=tuple(parts),
+        architecture=facts.pop("architecture"),
+        size_bytes=sum(part[2] for part in record["identity"]),
+        sha256=str(record["sha256"]),
+        digest=str(record["digest"]),
+    )
+    facts |= {
+        "expert_layers": tuple(facts["expert_layers"]),
+        "memory": None if memory is None else tuple(Memory(*layer) for layer in memory),
+        "tensors": tuple(Tensor(name, kind, tuple(shape), size) for name, kind, shape, size in facts["tensors"]),
+        "openers": tuple(facts["openers"]),
+        "answer_key": key and AnswerKey(key["generator"], key["seed"], tuple(key["cycle"]), tuple(key["words"])),
+    }
+    return Model(file=file, **facts)

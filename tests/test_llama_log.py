@@ -1,0 +1,290 @@
+"""llama.cpp's log as data: recorded logs of real runs, and the error lines that real failures gave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends import llama_log
+from harness.contract import Buffer
+from harness.errors import Crashed, DoesNotFit
+
+DATA = Path(__file__).parent / "data"
+MIB = 1024 * 1024
+
+
+def recorded(name: str) -> list[str]:
+    return (DATA / name).read_text().splitlines()
+
+
+def sizes(load: llama_log.Load) -> dict[tuple[str, str], float]:
+    """(device, kind) → MiB."""
+    assert load.buffers is not None
+    return {(buffer.device, buffer.kind): round(buffer.bytes / MIB, 2) for buffer in load.buffers}
+
+
+HOST_ONLY = {
+    ("CPU", "weights"): 51.80,
+    ("CPU_REPACK", "weights"): 85.22,
+    ("CPU", "output"): 0.19,
+}
+
+
+@pytest.mark.parametrize(
+    ("log", "kv", "compute"),
+    [
+        ("llama-embedded-b11549.log", 9.19, 13.03),
+        ("llama-full-b11434-cpu.log", 12.00, 13.02),
+        ("llama-ollama-0.32.15-embedded.log", 12.00, 13.02),
+        ("llama-ollama-0.32.15-full.log", 12.00, 13.02),
+    ],
+)
+def test_the_buffers_of_a_run_on_the_cpu_are_all_on_the_host(log: str, kv: float, compute: float) -> None:
+    load = llama_log.read_load(recorded(log))
+    assert sizes(load) == HOST_ONLY | {("CPU", "kv"): kv, ("CPU", "compute"): compute}
+    assert load.buffers is not None
+    assert all(buffer.on_host for buffer in load.buffers)
+    assert load.devices == ()
+
+
+def test_experts_of_the_first_layers_are_on_the_host_and_the_rest_on_the_device() -> None:
+    load = llama_log.read_load(recorded("llama-full-b11434-stand-in-ncmoe5.log"))
+    assert sizes(load) == {
+        ("CPU", "weights"): 25.50,
+        ("CPU_REPACK", "weights"): 33.75,
+        ("RPC0", "weights"): 77.77,
+        ("RPC0", "kv"): 12.00,
+        ("RPC0", "compute"): 41.51,
+        ("CPU", "compute"): 8.51,
+        ("CPU", "output"): 0.19,
+    }
+    assert [device.name for device in load.devices] == ["RPC0"]
+    assert load.devices[0].free_bytes == 24105 * MIB
+
+
+def test_the_endpoint_of_an_rpc_device_does_not_reach_its_name() -> None:
+    assert llama_log.device_of("RPC0[127.0.0.1:50052]") == "RPC0"
+
+
+def test_what_fit_moved_is_noted_and_its_probes_leave_no_buffers() -> None:
+    load = llama_log.read_load(recorded("llama-full-b11434-stand-in-fit.log"))
+    assert sizes(load)["RPC0", "weights"] == 55.27
+    assert load.notes == ("--fit left parts of 10 layers of RPC0 in host memory",)
+
+
+def test_a_fit_that_changed_nothing_leaves_no_note() -> None:
+    assert llama_log.read_load(recorded("llama-ollama-0.32.15-full.log")).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [
+        (
+            "common_params_fit_impl: context size reduced from 32768 to 4096 -> need 168 MiB less memory in total",
+            "--fit lowered the context from 32768 to 4096",
+        ),
+        (
+            "common_fit_params: failed to fit params to free device memory: n_gpu_layers already set by user to 99",
+            "--fit gave up: n_gpu_layers already set by user to 99",
+        ),
+    ],
+)
+def test_a_context_that_fit_lowered_and_a_fit_that_gave_up_are_noted(line: str, note: str) -> None:
+    assert llama_log.read_load([line]).notes == (note,)
+
+
+def test_jsonl_says_the_same_as_text() -> None:
+    load = llama_log.read_load(recorded("llama-full-b11434-jsonl.log"))
+    assert sizes(load)["CPU_Mapped", "weights"] == 130.27
+    assert load.settings["load_mode"] == "mmap"
+    assert llama_log.evaluated_tokens(recorded("llama-full-b11434-jsonl.log")) == (3,)
+
+
+def test_effective_settings_are_read_in_the_words_of_our_own_settings() -> None:
+    load = llama_log.read_load(recorded("llama-embedded-b11549.log"))
+    assert load.settings == {
+        "context": "2048",
+        "batch": "512",
+        "ubatch": "512",
+        "threads": "1",
+        "threads_batch": "1",
+        "flash_attention": "on",
+        "kv_k": "q8_0",
+        "kv_v": "f16",
+        "load_mode": "none",
+        "slots": "1",
+        "kv_unified": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("resolved", "effective"),
+    [
+        ("resolve_fused_ops: Flash Attention enabled", "on"),
+        ("resolve_fused_ops: Flash Attention not supported, set to disabled", "off"),
+        ("llama_context: Flash Attention was auto, set to enabled", "on"),
+    ],
+)
+def test_automatic_flash_attention_is_reported_as_what_it_became(resolved: str, effective: str) -> None:
+    lines = ["llama_context: flash_attn            = auto", resolved]
+    assert llama_log.read_load(lines[:1]).settings["flash_attention"] == "auto"
+    assert llama_log.read_load(lines).settings["flash_attention"] == effective
+
+
+def test_two_kv_caches_of_one_model_are_added_up() -> None:
+    load = llama_log.read_load(
+        [
+            "llama_kv_cache_iswa: creating non-SWA KV cache, size = 4096 cells",
+            "llama_kv_cache:      CUDA0 KV buffer size =    80.00 MiB",
+            "llama_kv_cache: size =   80.00 MiB (  4096 cells,   5 layers,  1/1 seqs), K (f16):   40.00 MiB, V (f16):"
+            "   40.00 MiB",
+            "llama_kv_cache_iswa: creating     SWA KV cache, size = 1536 cells",
+            "llama_kv_cache:      CUDA0 KV buffer size =   150.00 MiB",
+            "llama_kv_cache:        CPU KV buffer size =     7.50 MiB",
+        ]
+    )
+    assert sizes(load) == {("CUDA0", "kv"): 230.0, ("CPU", "kv"): 7.5}
+
+
+def test_recurrent_state_and_every_other_kind_of_buffer_is_known_by_name() -> None:
+    load = llama_log.read_load(
+        [
+            "load_tensors:        CUDA0 model buffer size =  1000.00 MiB",
+            "load_tensors:   CUDA_Host model buffer size =   200.00 MiB",
+            "llama_memory_recurrent:      CUDA0 RS buffer size =    19.50 MiB",
+            "sched_reserve:  CUDA_Host compute buffer size =     4.00 MiB",
+            "load_tensors:  MTL0_Mapped model buffer size =    50.00 MiB",
+        ]
+    )
+    assert load.buffers == (
+        Buffer("CUDA0", "rs", round(19.5 * MIB), on_host=False),
+        Buffer("CUDA0", "weights", 1000 * MIB, on_host=False),
+        Buffer("CUDA_Host", "compute", 4 * MIB, on_host=True),
+        Buffer("CUDA_Host", "weights", 200 * MIB, on_host=True),
+        Buffer("MTL0", "weights", 50 * MIB, on_host=False),
+    )
+
+
+def test_only_the_last_load_of_a_log_counts() -> None:
+    first = recorded("llama-full-b11434-stand-in-ncmoe5.log")
+    second = recorded("llama-full-b11434-cpu.log")
+    assert llama_log.read_load([*first, *second]) == llama_log.read_load(second)
+
+
+def test_a_log_without_buffer_lines_is_unknown_not_empty() -> None:
+    quiet = [line for line in recorded("llama-full-b11434-cpu.log") if "buffer size" not in line]
+    assert llama_log.read_load(quiet).buffers is None
+
+
+def test_evaluated_prompt_tokens_tell_a_cached_prompt_from_a_new_one() -> None:
+    for log in ("llama-ollama-0.32.15-full.log", "llama-ollama-0.32.15-embedded.log"):
+        assert llama_log.evaluated_tokens(recorded(log)) == (3, 4, 1)  # the third repeats the second
+
+
+def test_the_device_list_is_read_with_its_memory() -> None:
+    listed = "Available devices:\n  CUDA0: NVIDIA GeForce RTX 4070 (12282 MiB, 11017 MiB free)\n".splitlines()
+    (device,) = llama_log.listed_devices(listed)
+    assert (device.name, device.description) == ("CUDA0", "NVIDIA GeForce RTX 4070")
+    assert (device.total_bytes, device.free_bytes) == (12282 * MIB, 11017 * MIB)
+    assert llama_log.listed_devices(["Available devices:", "  (none)"]) == ()
+
+
+PREFIXED = "0.00.123.456 E "
+
+
+@pytest.mark.parametrize("prefix", ["", PREFIXED])
+@pytest.mark.parametrize(
+    ("line", "kind", "part"),
+    [
+        (
+            "llama_model_load: error loading model: unknown model architecture: 'qwen9moe'",
+            "architecture",
+            None,
+        ),
+        ("gguf_init_from_reader: invalid magic characters: 'abcd', expected 'GGUF'", "not GGUF", None),
+        ("gguf_init_from_reader: failed to read key-value pairs", "damaged", None),
+        (
+            "llama_model_load: error loading model: tensor 'blk.2.ffn_gate_exps.weight' data is not within the file "
+            "bounds, model is corrupted or incomplete",
+            "damaged",
+            None,
+        ),
+        (
+            "llama_model_load: error loading model: illegal split file idx: 1 (file: b.gguf), model must be loaded "
+            "with the first split",
+            "shards",
+            None,
+        ),
+        ("llama_init_from_model: quantized V cache requires flash_attn to be enabled", "KV type", None),
+        ("llama_model_load: error loading model: wrong number of tensors; expected 5, got 4", "tensors", None),
+        ("srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080", "port", None),
+        (
+            "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+            "memory",
+            "the KV cache",
+        ),
+        (
+            "llama_init_from_model: failed to initialize the context: failed to allocate compute pp buffers",
+            "memory",
+            "compute buffers",
+        ),
+        ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", "memory", "weights"),
+        ("llama_model_load: error loading model: unable to allocate CUDA_Host buffer", "memory", "pinned host memory"),
+        ("CUDA error: out of memory", "memory", None),
+        ("llama-server: error while loading shared libraries: libcudart.so.12: cannot open", "library", None),
+        ("error: invalid argument: --load-mode", "flag", None),
+        ("srv    load_model: something new went wrong: it failed", "other", None),
+    ],
+)
+def test_a_failure_is_known_by_its_line_with_and_without_prefix(
+    prefix: str, line: str, kind: str, part: str | None
+) -> None:
+    failure = llama_log.read_failure([f"{prefix}{line}"])
+    assert failure is not None
+    assert (failure.kind, failure.part) == (kind, part)
+
+
+def test_the_cause_of_a_full_device_is_found_after_the_line_that_says_it_is_full() -> None:
+    failure = llama_log.read_failure(
+        [
+            f"{PREFIXED}ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16320.00 MiB on device 0: "
+            "cudaMalloc failed: out of memory",
+            f"{PREFIXED}ggml_backend_buft_alloc_buffer_n_default: failed to allocate CUDA0 buffer of size 17112760320",
+            f"{PREFIXED}llama_model_load: error loading model: unable to allocate CUDA0 buffer",
+            f"{PREFIXED}srv  llama_server: exiting due to model loading error",
+        ]
+    )
+    assert failure is not None
+    error = failure.error()
+    assert isinstance(error, DoesNotFit)
+    assert "weights" in str(error)
+    assert "ncmoe=N" in str(error)  # the next step
+
+
+def test_a_failure_that_is_no_matter_of_memory_is_no_result_of_the_placement() -> None:
+    failure = llama_log.read_failure([f"{PREFIXED}llama_model_load: unknown model architecture: 'qwen9moe'"])
+    assert failure is not None
+    assert type(failure.error()) is Crashed
+    assert "'qwen9moe'" in str(failure.error())
+
+
+@pytest.mark.parametrize("log", sorted(path.name for path in DATA.glob("llama-*.log")))
+def test_a_load_that_went_well_has_no_failure_in_it(log: str) -> None:
+    engine_only = [line for line in recorded(log) if not line.startswith("time=")]
+    assert llama_log.read_failure(engine_only) is None
+
+
+def test_a_warning_of_a_load_that_goes_on_is_no_failure() -> None:
+    lines = [
+        "common_fit_params: failed to fit params to free device memory: n_gpu_layers already set by user, abort",
+        "ggml_cuda_host_malloc: failed to allocate 1024.00 MiB of pinned memory: out of memory",
+    ]
+    assert llama_log.read_failure(lines) is None
+
+
+def test_an_info_line_that_speaks_of_an_error_is_no_failure() -> None:
+    assert (
+        llama_log.read_failure(["0.00.123.456 I srv  init: unable to allocate CUDA0 buffer is what it would say"])
+        is None
+    )

@@ -1,0 +1,361 @@
+"""What this machine is: limits, GPUs that answer half of what they are asked, and no private facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import os
+import platform
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness import machine
+from harness.contract import Device
+from harness.machine import Gpu, GpuMemory
+
+GIB = 1 << 30
+NOT_AVAILABLE = 2**64 - 1
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text + "\n")
+
+
+# ── GPUs: a driver library that answers as told ─────────────────────────────────────────────
+
+Card = dict[str, Any]
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Puts a driver with these cards in place of the real one; a missing answer raises, as NVML does."""
+
+    def install(*cards: Card) -> None:
+        library = types.ModuleType("pynvml")
+
+        class NVMLError(Exception):
+            pass
+
+        def answer(name: str) -> Callable[..., Any]:
+            def call(handle: Any = None, *_: Any) -> Any:
+                if name == "nvmlDeviceGetHandleByIndex":
+                    return cards[handle]
+                value = (handle or {}).get(name, NVMLError)
+                if value is NVMLError:
+                    raise NVMLError("Not Supported")
+                return value
+
+            return call
+
+        for name in (
+            *("HandleByIndex", "Name", "UUID", "MemoryInfo", "MigMode", "CudaComputeCapability", "MemoryBusWidth"),
+            *("MaxClockInfo", "EnforcedPowerLimit", "UtilizationRates"),
+            *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
+        ):
+            setattr(library, f"nvmlDeviceGet{name}", answer(f"nvmlDeviceGet{name}"))
+        library.__dict__.update(
+            NVMLError=NVMLError,
+            nvmlInit=lambda: None,
+            nvmlDeviceGetCount=lambda: len(cards),
+            nvmlSystemGetDriverVersion=lambda: b"580.1",
+        )
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        machine.nvml.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    machine.nvml.cache_clear()
+
+
+def card(name: str = "NVIDIA GeForce RTX 4070", used: int = GIB, total: int = 12 * GIB, **answers: Any) -> Card:
+    told = {"Name": name, "MemoryInfo": types.SimpleNamespace(used=used, total=total), **answers}
+    return {f"nvmlDeviceGet{key}": value for key, value in told.items()}
+
+
+def test_a_card_that_answers_everything_is_recorded_in_full(driver: Callable[..., None], tmp_path: Path) -> None:
+    driver(
+        card(
+            UUID="GPU-1",
+            MigMode=(0, 0),
+            CudaComputeCapability=(8, 9),
+            MemoryBusWidth=192,
+            MaxClockInfo=10501,
+            EnforcedPowerLimit=200_000,
+            UtilizationRates=types.SimpleNamespace(gpu=42, memory=1),
+            CurrentClocksEventReasons=0x4 | 0x20 | 0x1,
+        )
+    )
+
+    found = machine.read(tmp_path)
+
+    assert found.gpus == (
+        Gpu(
+            name="NVIDIA GeForce RTX 4070",
+            memory_bytes=12 * GIB,
+            driver="580.1",
+            compute="8.9",
+            bus_width_bits=192,
+            memory_clock_mhz=10501,
+            power_limit_w=200.0,
+        ),
+    )
+    assert found.visible_gpus == ("NVIDIA",)
+    assert machine.gpu_memory() == (GpuMemory("GPU-1", "NVIDIA GeForce RTX 4070", GIB, 12 * GIB),)
+    assert machine.gpu_busy() == 0.42
+    assert machine.gpu_throttles() == frozenset({"power cap", "heat"})
+
+
+def test_a_card_that_only_knows_its_name_does_no_harm(driver: Callable[..., None], tmp_path: Path) -> None:
+    driver({"nvmlDeviceGetName": "Some GPU"})
+
+    assert machine.read(tmp_path).gpus == (Gpu(name="Some GPU", driver="580.1"),)
+    assert (machine.gpu_memory(), machine.gpu_busy(), machine.gpu_throttles()) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("used", "total"),
+    [(0, NOT_AVAILABLE), (NOT_AVAILABLE, 12 * GIB), (0, 0), (0, 64 << 20), (13 * GIB, 12 * GIB)],
+    ids=["total not available", "used not available", "zero", "a carve-out", "more used than there is"],
+)
+def test_a_sentinel_is_no_amount_of_memory(driver: Callable[..., None], tmp_path: Path, used: int, total: int) -> None:
+    driver(card(used=used, total=total))
+
+    assert machine.gpu_memory() is None
+    assert machine.read(tmp_path).gpus[0].memory_bytes is None
+
+
+def test_unified_memory_is_no_budget_whatever_the_driver_says(driver: Callable[..., None], tmp_path: Path) -> None:
+    driver(card("NVIDIA GB10", total=2 * GIB), card())
+
+    unified, plain = machine.read(tmp_path).gpus
+
+    assert (unified.unified, unified.memory_bytes) == (True, None)
+    assert (plain.unified, plain.memory_bytes) == (False, 12 * GIB)
+    assert [gpu.name for gpu in machine.gpu_memory() or ()] == ["NVIDIA GeForce RTX 4070"]
+
+
+def test_under_mig_the_card_as_a_whole_is_no_budget(driver: Callable[..., None], tmp_path: Path) -> None:
+    driver(card("NVIDIA H100", MigMode=(1, 1)))
+
+    gpu = machine.read(tmp_path).gpus[0]
+
+    assert (gpu.mig, gpu.memory_bytes) == (True, None)
+
+
+def test_an_older_driver_names_throttling_by_its_old_call(driver: Callable[..., None]) -> None:
+    driver(card(CurrentClocksThrottleReasons=0x8))
+
+    assert machine.gpu_throttles() == frozenset({"hardware slowdown"})
+
+
+def test_a_card_that_does_not_throttle_says_so_with_an_empty_set(driver: Callable[..., None]) -> None:
+    driver(card(CurrentClocksEventReasons=0x1))
+
+    assert machine.gpu_throttles() == frozenset()
+
+
+def test_without_a_driver_there_are_no_gpus_and_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it raises
+    machine.nvml.cache_clear()
+
+    found = machine.read(tmp_path)
+    machine.nvml.cache_clear()
+
+    assert (found.gpus, found.visible_gpus) == ((), ())
+
+
+def test_a_gpu_that_no_engine_can_use_is_said_in_those_words(tmp_path: Path) -> None:
+    write(tmp_path, "sys/class/drm/card0/device/vendor", "0x1002")
+    write(tmp_path, "sys/class/drm/card0-DP-1/device/vendor", "0x1002")
+    write(tmp_path, "sys/class/drm/card1/device/vendor", "0x1234")  # the display of a virtual machine
+
+    found = machine.read(tmp_path)
+
+    assert found.visible_gpus == ("AMD",)
+    assert "has a GPU (AMD) that this engine cannot use" in (machine.unused_gpu(found, ()) or "")
+    assert machine.unused_gpu(found, (Device("Vulkan0"),)) is None
+
+
+def test_an_nvidia_card_whose_driver_library_is_missing_is_still_visible(tmp_path: Path) -> None:
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+
+    assert machine.read(tmp_path).visible_gpus == ("NVIDIA",)
+
+
+def test_no_gpu_at_all_is_nothing_to_say(tmp_path: Path) -> None:
+    assert machine.unused_gpu(machine.read(tmp_path), ()) is None
+
+
+# ── limits ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def eight_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine of four cores with two threads each, three caches deep."""
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: set(range(8)))
+    for cpu in range(8):
+        folder = f"sys/devices/system/cpu/cpu{cpu}"
+        write(tmp_path, f"{folder}/topology/physical_package_id", "0")
+        write(tmp_path, f"{folder}/topology/core_id", str(cpu // 2))
+        write(tmp_path, f"{folder}/cpufreq/scaling_governor", "powersave")
+        for index, (level, kind, size, shared) in enumerate(
+            [
+                ("1", "Data", "48K", str(cpu // 2)),
+                ("1", "Instruction", "32K", str(cpu // 2)),
+                ("2", "Unified", "1024K", str(cpu // 2)),
+                ("3", "Unified", "16M", "0-3" if cpu < 4 else "4-7"),
+            ]
+        ):
+            cache = f"{folder}/cache/index{index}"
+            for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
+                write(tmp_path, f"{cache}/{name}", text)
+    write(tmp_path, "proc/cpuinfo", "model name\t: Test CPU   @ 3 GHz\nflags\t\t: sse2 avx2 f16c fma avx512f")
+    return tmp_path
+
+
+def test_threads_of_one_core_count_once(eight_threads: Path) -> None:
+    found = machine.read(eight_threads)
+
+    assert (found.cpu, found.physical_cores, found.logical_cores) == ("Test CPU @ 3 GHz", 4, 8)
+    assert found.cpu_flags == ("avx2", "fma", "f16c", "avx512f")
+    assert found.governor == "powersave"
+
+
+def test_the_last_level_cache_is_the_sum_over_its_parts(eight_threads: Path) -> None:
+    assert machine.read(eight_threads).last_level_cache_bytes == 32 << 20
+
+
+def test_affinity_limits_the_cores(eight_threads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_allowed_cpus", lambda: {0, 1, 5})
+
+    found = machine.read(eight_threads)
+
+    assert (found.physical_cores, found.logical_cores) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"),
+    [("250000 100000", (2, 3)), ("50000 100000", (1, 1)), ("max 100000", (4, 8)), ("", (4, 8))],
+    ids=["two and a half", "half", "unlimited", "empty"],
+)
+def test_a_cpu_quota_of_version_2_limits_the_cores(eight_threads: Path, limit: str, cores: tuple[int, int]) -> None:
+    write(eight_threads, "proc/self/cgroup", "0::/pod/inner")
+    write(eight_threads, "sys/fs/cgroup/pod/cpu.max", limit)  # set above us, as a container runtime does
+
+    found = machine.read(eight_threads)
+
+    assert (found.physical_cores, found.logical_cores) == cores
+
+
+def test_a_cpu_quota_of_version_1_limits_the_cores(eight_threads: Path) -> None:
+    write(eight_threads, "proc/self/cgroup", "4:cpu,cpuacct:/job\n0::/")
+    write(eight_threads, "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "300000")
+    write(eight_threads, "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "100000")
+
+    assert machine.read(eight_threads).physical_cores == 3
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_memory_limit_is_the_memory_there_is(tmp_path: Path, version: int) -> None:
+    mib = 1 << 20
+    if version == 2:
+        write(tmp_path, "proc/self/cgroup", "0::/")
+        folder, names = "sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")
+    else:
+        write(tmp_path, "proc/self/cgroup", "9:memory:/job")
+        folder = "sys/fs/cgroup/memory/job"
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    write(tmp_path, f"{folder}/{names[0]}", str(100 * mib))
+    write(tmp_path, f"{folder}/{names[1]}", str(80 * mib))
+    write(tmp_path, f"{folder}/memory.stat", f"anon 5\n{names[2]} {30 * mib}\n{names[2]}_x 7")
+
+    found = machine.read(tmp_path)
+
+    assert (found.memory_bytes, found.available_bytes) == (100 * mib, 50 * mib)
+
+
+def test_an_unlimited_cgroup_leaves_the_memory_of_the_machine(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "9:memory:/")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
+
+    assert machine.read(tmp_path).memory_bytes == psutil.virtual_memory().total
+
+
+# ── surroundings ────────────────────────────────────────────────────────────────────────────
+
+
+def test_wsl_is_known_by_its_kernel(tmp_path: Path) -> None:
+    write(tmp_path, "proc/sys/kernel/osrelease", "6.6.87.2-microsoft-standard-WSL2")
+    write(tmp_path, "dev/dxg", "")
+
+    found = machine.read(tmp_path)
+
+    assert found.wsl
+    assert found.visible_gpus == ("through WSL2",)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [(".dockerenv", ""), ("proc/self/cgroup", "0::/kubepods/besteffort/pod1")], ids=["file", "cgroup"]
+)
+def test_a_container_is_known_by_its_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, text: str
+) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "container"):
+        monkeypatch.delenv(name, raising=False)
+    assert not machine.read(tmp_path).container
+
+    write(tmp_path, path, text)
+
+    assert machine.read(tmp_path).container
+
+
+def test_a_config_file_of_llama_cpp_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    assert machine.read(tmp_path).warnings == ()
+
+    write(tmp_path, "etc/llama.cpp/config.ini", "n-cpu-moe = 7")
+    write(tmp_path, "config/llama.cpp/config.ini", "")
+    system, own = machine.read(tmp_path).warnings
+
+    assert system.startswith("/etc/llama.cpp/config.ini applies to every llama.cpp engine")
+    assert own.startswith("your own llama.cpp/config.ini is kept from the engines started here")
+
+
+def test_a_bare_system_is_read_without_an_error_and_claims_nothing(tmp_path: Path) -> None:
+    found = machine.read(tmp_path)
+
+    assert (found.governor, found.numa_nodes, found.wsl) == (None, None, False)
+    assert found.physical_cores >= 1
+    assert found.python.endswith(platform.python_version())
+
+
+def test_the_record_of_this_machine_is_json_and_holds_nothing_private() -> None:
+    found = machine.read()
+
+    text = json.dumps(found.to_json())
+
+    private = {platform.node(), str(Path.home()), os.environ.get("HOSTNAME", "")}
+    if getpass.getuser() != "root":  # a word that kernels and systems use themselves
+        private.add(getpass.getuser())
+    assert not [word for word in private if len(word) > 3 and word in text]
+    assert found.memory_bytes >= found.available_bytes > 0
+
+
+def test_another_machine_is_told_by_what_changed_and_memory_in_use_is_not_a_change() -> None:
+    before = machine.read()
+    busier = dataclasses.replace(before, available_bytes=1)
+    other = dataclasses.replace(
+        before, cpu="Other CPU", physical_cores=before.physical_cores + 1, gpus=(Gpu(name="X"),)
+    )
+
+    assert machine.changes(before, busier) == ()
+    assert machine.changes(before, other)[0] == f"cpu was {before.cpu}, is Other CPU"
+    assert machine.changes(before, other)[-1].endswith("is X")

@@ -1,0 +1,572 @@
+"""Where the weights go: bytes worked out by hand, equal placements found, wrong ones caught."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from harness import model as models
+from harness import placement, synth
+from harness.contract import Arm, Buffer, ModelFile, Placement, Realised, Settings
+from harness.model import Memory, Model, Tensor
+from harness.placement import Cell, Predicted, aliases, describe, fits, is_noop, judge, predict, refusal
+
+MIB = 1 << 20
+SETTINGS = Settings(context=1024)
+AUTO, CPU, CPU_MOE = Placement(), Placement("cpu"), Placement("cpu-moe")
+
+
+def ngl(number: int) -> Placement:
+    return Placement("ngl", number)
+
+
+def ncmoe(number: int) -> Placement:
+    return Placement("ncmoe", number)
+
+
+# ── models by hand: sizes are round numbers, so that sums can be read ───────────────────────
+
+EMBEDDING, ROWS = 8_000, 100  # bytes of the embedding, and its vocabulary
+ATTENTION, DENSE, EXPERTS, ROUTER, SHARED, NORM, HEAD = 1_000, 3_000, 64_000, 70, 500, 11, 9_000
+
+
+def make(
+    layers: int = 4,
+    *,
+    dense_first: int = 0,
+    shared: bool = False,
+    tied: bool = False,
+    draft: int = 0,
+    memory: Iterable[Memory] | None = None,
+) -> Model:
+    """16 experts of which 2 are used, in every layer but the first `dense_first`; `draft` blocks on top."""
+    tensors = [
+        Tensor("token_embd.weight", "Q8_0", (80, ROWS), EMBEDDING),
+        Tensor("output_norm.weight", "F32", (4,), NORM),
+    ]
+    if not tied:
+        tensors.append(Tensor("output.weight", "Q8_0", (80, ROWS), HEAD))
+    for block in range(layers + draft):
+        at = f"blk.{block}."
+        tensors.append(Tensor(f"{at}attn_q.weight", "Q4_K", (10, 10), ATTENTION))
+        if block < dense_first:
+            tensors.append(Tensor(f"{at}ffn_up.weight", "Q4_K", (10, 10), DENSE))
+            continue
+        tensors += [
+            Tensor(f"{at}ffn_gate_inp.weight", "F32", (10, 16), ROUTER),
+            Tensor(f"{at}ffn_up_exps.weight", "Q4_K", (10, 10, 16), EXPERTS // 4),
+            Tensor(f"{at}ffn_gate_exps.weight", "Q4_K", (10, 10, 16), EXPERTS // 4),
+            Tensor(f"{at}ffn_down_exps.weight", "Q4_K", (10, 10, 16), EXPERTS // 2),
+        ]
+        if shared:
+            tensors.append(Tensor(f"{at}ffn_up_shexp.weight", "Q4_K", (10, 10), SHARED))
+        if block >= layers:
+            tensors.append(Tensor(f"{at}nextn.eh_proj.weight", "Q4_K", (10, 10), 777_777))
+    return Model(
+        file=ModelFile(Path("m.gguf"), (Path("m.gguf"),), "test", 0, "", ""),
+        name="test",
+        file_type=None,
+        layers=layers,
+        blocks=layers + draft,
+        expert_layers=tuple(range(dense_first, layers)),
+        experts=16,
+        experts_used=2,
+        experts_shared=int(shared),
+        context_train=None,
+        vocab=ROWS,
+        embedding=80,
+        memory=tuple(memory) if memory is not None else (Memory(),) * layers,
+        tensors=tuple(tensors),
+        chat_template=None,
+        add_bos=False,
+        bos="",
+        eos="",
+        openers=(),
+        answer_key=None,
+        header_only=True,
+    )
+
+
+def sure(
+    model: Model, where: Placement, settings: Settings = SETTINGS, device: bool = True, depth: int = 0
+) -> Predicted:
+    found = predict(model, where, settings, device, depth=depth)
+    assert found is not None
+    return found
+
+
+LAYER = ATTENTION + ROUTER + EXPERTS
+
+
+# ── bytes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_all_layers_on_the_device_leave_only_the_embedding_on_the_host() -> None:
+    found = sure(make(), ngl(99))
+
+    assert found.host_bytes == EMBEDDING
+    assert found.device_bytes == 4 * LAYER + NORM + HEAD
+
+
+def test_ngl_counts_from_the_end_and_the_head_goes_first() -> None:
+    model = make()
+
+    assert sure(model, ngl(0)).device_bytes == 0
+    assert sure(model, ngl(1)).device_bytes == NORM + HEAD
+    assert sure(model, ngl(2)).device_bytes == NORM + HEAD + LAYER
+    assert sure(model, ngl(5)) == sure(model, ngl(99))
+
+
+def test_experts_of_the_first_n_blocks_go_back_to_the_host() -> None:
+    found = sure(make(), ncmoe(3))
+
+    assert found.host_bytes == EMBEDDING + 3 * EXPERTS
+    assert found.device_bytes == 4 * LAYER - 3 * EXPERTS + NORM + HEAD
+
+
+def test_cpu_moe_moves_all_routed_experts_and_neither_router_nor_shared_expert() -> None:
+    found = sure(make(shared=True), CPU_MOE)
+
+    assert found.host_bytes == EMBEDDING + 4 * EXPERTS
+    assert found.device_bytes == 4 * (ATTENTION + ROUTER + SHARED) + NORM + HEAD
+
+
+def test_leading_dense_layers_count_as_blocks_but_have_no_expert_to_move() -> None:
+    model = make(dense_first=2)
+
+    assert sure(model, ncmoe(2)) == sure(model, ngl(99))
+    assert sure(model, ncmoe(3)).host_bytes == EMBEDDING + EXPERTS
+    assert sure(model, CPU_MOE).device_bytes == 4 * ATTENTION + 2 * (DENSE + ROUTER) + NORM + HEAD
+
+
+def test_a_tied_embedding_lives_on_both_sides_once_the_head_is_on_the_device() -> None:
+    model = make(tied=True)
+
+    assert sure(model, ngl(1)).device_bytes == NORM + EMBEDDING
+    assert sure(model, ngl(1)).host_bytes == EMBEDDING + 4 * LAYER
+    assert sure(model, ngl(0)).host_bytes == EMBEDDING + 4 * LAYER + NORM
+
+
+def test_blocks_for_multi_token_prediction_are_not_loaded_but_take_their_place_in_ngl() -> None:
+    model = make(draft=1)
+
+    assert sure(model, ngl(99)).device_bytes == 4 * LAYER + NORM + HEAD
+    assert sure(model, ngl(2)).device_bytes == NORM + HEAD  # the head, and an empty block
+    assert sure(model, ngl(3)).device_bytes == NORM + HEAD + LAYER
+    assert sure(model, ncmoe(4)).placement_class == sure(model, ncmoe(5)).placement_class
+
+
+def test_keys_and_values_follow_their_layer_and_not_its_experts() -> None:
+    model = make(memory=[Memory(keys=128, values=64)] * 4)
+    layer_kv = (128 + 64) * 2 * 1024
+
+    assert sure(model, CPU_MOE).device_bytes == 4 * (ATTENTION + ROUTER) + NORM + HEAD + 4 * layer_kv
+    assert sure(model, ngl(3)).host_bytes == EMBEDDING + 2 * LAYER + 2 * layer_kv
+    assert sure(model, CPU).host_bytes == EMBEDDING + 4 * LAYER + NORM + HEAD + 4 * layer_kv
+
+
+def test_quantized_keys_take_their_blocks() -> None:
+    model = make(memory=[Memory(keys=128, values=64)] * 4)
+    settings = dataclasses.replace(SETTINGS, kv_k="q8_0", kv_v="q4_0")
+
+    whole, bare = sure(model, ngl(99), settings), sure(make(), ngl(99), settings)
+
+    assert whole.device_bytes is not None
+    assert bare.device_bytes is not None
+    assert whole.device_bytes - bare.device_bytes == 4 * (128 // 32 * 34 + 64 // 32 * 18) * 1024
+
+
+def test_a_window_bounds_what_its_layer_keeps() -> None:
+    """Window and one batch, padded to 256 cells: 300 + 128 → 512 of 1024."""
+    model = make(memory=[Memory(keys=64, values=64, window=300), Memory(keys=64, values=64)] * 2)
+    settings = dataclasses.replace(SETTINGS, ubatch=128)
+
+    found = sure(model, ngl(99), settings)
+
+    assert found.device_bytes == 4 * LAYER + NORM + HEAD + 2 * (512 + 1024) * 128 * 2
+
+
+def test_latent_attention_keeps_one_vector_and_no_values() -> None:
+    model = make(dense_first=1, memory=[Memory(keys=576)] * 4)
+
+    found = sure(model, CPU_MOE)
+
+    assert found.device_bytes == 4 * ATTENTION + DENSE + 3 * ROUTER + NORM + HEAD + 4 * 576 * 2 * 1024
+
+
+def test_recurrent_states_are_as_large_for_every_context() -> None:
+    model = make(memory=[Memory(state_bytes=5_000)] * 3 + [Memory(keys=64, values=64)])
+
+    found = sure(model, ngl(99), dataclasses.replace(SETTINGS, context=2048))
+
+    assert found.device_bytes == 4 * LAYER + NORM + HEAD + 3 * 5_000 + 128 * 2 * 2048
+
+
+def test_a_context_left_to_the_engine_makes_totals_unknown_but_not_the_weights() -> None:
+    found = sure(make(), ngl(99), dataclasses.replace(SETTINGS, context=None))
+
+    assert (found.host_bytes, found.device_bytes) == (None, None)
+    assert found.device_weights_bytes == 4 * LAYER + NORM + HEAD
+
+
+def test_without_a_device_everything_is_on_the_host_whatever_the_flags_say() -> None:
+    model = make()
+
+    found = [sure(model, where, device=False) for where in (AUTO, ngl(99), CPU_MOE, ncmoe(2), CPU)]
+
+    assert len({each.placement_class for each in found}) == 1
+    assert {each.host_bytes for each in found} == {EMBEDDING + 4 * LAYER + NORM + HEAD}
+    assert {each.device_bytes for each in found} == {0}
+
+
+def test_the_engines_own_choice_is_not_predicted() -> None:
+    assert predict(make(), AUTO, SETTINGS, True) is None
+
+
+def test_a_placement_of_an_engine_unknown_to_us_is_not_predicted() -> None:
+    assert predict(make(), Placement("tensor-parallel", 2), SETTINGS, False) is None
+
+
+def test_a_model_in_several_files_is_one_table_of_tensors(tmp_path: Path) -> None:
+    """Written by the format's own library, two tensors a file."""
+    import numpy as np
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=2)
+    writer.add_block_count(1)
+    writer.add_embedding_length(64)
+    writer.add_head_count(2)
+    for name, rows in (
+        ("token_embd", 10),
+        ("output", 10),
+        ("blk.0.attn_q", 3),
+        ("blk.0.attn_k", 3),
+        ("blk.0.ffn_up", 7),
+    ):
+        writer.add_tensor(f"{name}.weight", np.zeros((rows, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, *others = sorted(tmp_path.glob("m-*.gguf"))
+    assert len(others) == 2
+
+    found = sure(models.load(first), ngl(99))
+
+    row = 64 * 4
+    assert found.host_weights_bytes == 10 * row
+    assert found.device_weights_bytes == (10 + 3 + 3 + 7) * row
+    assert found.device_bytes == found.device_weights_bytes + 2 * 64 * 2 * 1024  # two heads of 32, f16
+
+
+# ── bytes read for one token ────────────────────────────────────────────────────────────────
+
+ACTIVE = EXPERTS * 2 // 16
+
+
+def test_a_token_reads_two_of_sixteen_experts_and_one_row_of_the_embedding() -> None:
+    found = sure(make(shared=True), CPU_MOE)
+
+    assert found.bytes_per_token_host == 4 * ACTIVE + EMBEDDING // ROWS
+    assert found.bytes_per_token_device == 4 * (ATTENTION + ROUTER + SHARED) + NORM + HEAD
+
+
+def test_a_dense_layer_is_read_whole() -> None:
+    found = sure(make(dense_first=1), ngl(99))
+
+    assert found.bytes_per_token_device == 4 * ATTENTION + DENSE + 3 * (ROUTER + ACTIVE) + NORM + HEAD
+
+
+def test_a_tied_embedding_is_read_as_a_row_here_and_as_the_head_there() -> None:
+    model = make(tied=True)
+
+    assert sure(model, ngl(1)).bytes_per_token_device == NORM + EMBEDDING
+    assert sure(model, CPU).bytes_per_token_host == (
+        4 * (ATTENTION + ROUTER + ACTIVE) + NORM + EMBEDDING + EMBEDDING // ROWS
+    )
+
+
+def test_depth_adds_the_keys_and_values_in_use_and_a_window_bounds_them() -> None:
+    model = make(memory=[Memory(keys=64, values=32, window=100), Memory(keys=64, values=32)] * 2)
+
+    empty, deep = (sure(model, CPU_MOE, depth=depth).bytes_per_token_device for depth in (0, 700))
+
+    assert deep - empty == 2 * (100 + 700) * 96 * 2
+
+
+def test_a_recurrent_state_is_read_and_written() -> None:
+    model = make(memory=[Memory(state_bytes=5_000)] * 4)
+
+    assert sure(model, ngl(99)).bytes_per_token_device == sure(make(), ngl(99)).bytes_per_token_device + 4 * 2 * 5_000
+
+
+def test_crossings_between_host_and_device_are_counted_along_the_token() -> None:
+    model = make()
+
+    assert sure(model, CPU).crossings == 0
+    assert sure(model, ngl(99)).crossings == 2  # in after the embedding, out with the result
+    assert sure(model, CPU_MOE).crossings == 2 * 4 + 2
+    assert sure(model, ncmoe(1)).crossings == 2 + 2
+
+
+# ── equal placements ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def article(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The shape of Qwen3.5-35B-A3B: 40 layers with 256 experts and a shared one each. No weights."""
+    out = tmp_path_factory.mktemp("article") / "m.gguf"
+    return models.load(synth.write(out, synth.SHAPES["qwen3.5-35b-a3b"], header_only=True))
+
+
+def test_the_article_compared_two_placements_and_not_four(article: Model) -> None:
+    arms = [Arm("llama-cpp", ncmoe(number)) for number in (48, 44, 40, 36)]
+
+    found = aliases((arm, predict(article, arm.placement, SETTINGS, True)) for arm in arms)
+
+    assert found == {arms[1]: arms[0], arms[2]: arms[0]}
+    assert {describe(arm.placement, article) for arm in arms[:3]} == {"all experts on the CPU"}
+    assert describe(arms[3].placement, article) == "experts of the first 36 of 40 layers on the CPU"
+
+
+def test_cpu_moe_is_the_same_placement_as_an_n_beyond_all_layers(article: Model) -> None:
+    one, other = Arm("llama-cpp", CPU_MOE), Arm("llama-cpp", ncmoe(48))
+
+    assert aliases((arm, predict(article, arm.placement, SETTINGS, True)) for arm in (one, other)) == {other: one}
+
+
+def test_every_n_up_to_the_number_of_layers_is_a_placement_of_its_own(article: Model) -> None:
+    classes = {sure(article, ncmoe(number)).placement_class for number in range(60)}
+
+    assert len(classes) == 41
+
+
+def test_engines_and_knobs_are_never_merged() -> None:
+    model = make()
+    predicted = sure(model, ngl(99))
+    arms = [
+        Arm("llama-cpp", ngl(99)),
+        Arm("ollama", ngl(99)),
+        Arm("llama-cpp", ngl(99), (("ub", "256"),)),
+        Arm("llama-cpp", ngl(50)),
+    ]
+
+    assert aliases((arm, predicted) for arm in arms) == {arms[3]: arms[0]}
+
+
+def test_without_a_device_all_arms_of_an_engine_are_one(article: Model) -> None:
+    arms = [Arm("llama-cpp", where) for where in (AUTO, ngl(99), CPU_MOE, CPU)]
+
+    found = aliases((arm, predict(article, arm.placement, SETTINGS, False)) for arm in arms)
+
+    assert found == dict.fromkeys(arms[1:], arms[0])
+
+
+def test_a_choice_of_the_engine_is_an_alias_of_nothing() -> None:
+    assert aliases([(Arm("a"), None), (Arm("a", ngl(9)), None)]) == {}
+
+
+def test_no_layer_on_a_device_is_not_the_same_as_no_device() -> None:
+    """Prompts may be computed on a device that holds no weights."""
+    model = make()
+
+    assert sure(model, ngl(0)).placement_class != sure(model, CPU).placement_class
+
+
+# ── in words ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (AUTO, "engine's own choice"),
+        (CPU, "whole model on the CPU"),
+        (CPU_MOE, "all experts on the CPU"),
+        (ncmoe(9), "all experts on the CPU"),
+        (ncmoe(3), "experts of the first 3 of 4 layers on the CPU"),
+        (ncmoe(0), "all layers on the GPU"),
+        (ngl(99), "all layers on the GPU"),
+        (ngl(5), "all layers on the GPU"),
+        (ngl(4), "the last 3 of 4 layers and the head on the GPU"),
+        (ngl(1), "only the output head on the GPU"),
+        (ngl(0), "no layer on the GPU"),
+        (Placement("other", 3), "other=3"),
+    ],
+    ids=str,
+)
+def test_a_placement_is_said_in_words(where: Placement, words: str) -> None:
+    assert describe(where, make()) == words
+
+
+def test_words_count_expert_layers_where_some_have_none() -> None:
+    model = make(dense_first=1)
+
+    assert describe(ncmoe(2), model) == "experts of the first 1 of 3 expert layers on the CPU"
+    assert describe(ncmoe(1), model) == "all layers on the GPU"
+
+
+def test_words_for_a_model_without_experts() -> None:
+    assert describe(CPU_MOE, make(dense_first=4)) == "all layers on the GPU (this model has no experts)"
+
+
+def test_draft_blocks_are_not_counted_as_layers() -> None:
+    assert describe(ngl(3), make(draft=1)) == "the last 1 of 4 layers and the head on the GPU"
+
+
+def test_without_a_gpu_there_is_one_placement() -> None:
+    assert {describe(where, make(), device=False) for where in (AUTO, ngl(9), CPU_MOE, CPU)} == {
+        "no GPU: one placement"
+    }
+
+
+# ── does it fit ─────────────────────────────────────────────────────────────────────────────
+
+GIB = 1 << 30
+TEN = Predicted(
+    placement_class="x",
+    host_bytes=2 * GIB,
+    device_bytes=10 * GIB,
+    bytes_per_token_host=1,
+    bytes_per_token_device=1,
+    host_weights_bytes=2 * GIB,
+    device_weights_bytes=9 * GIB,
+)
+
+
+@pytest.mark.parametrize(
+    ("device_gib", "loaded", "free", "cell"),
+    [
+        (16.0, None, None, Cell.FITS),
+        (10.5, None, None, Cell.TIGHT),
+        (9.5, None, None, Cell.DOES_NOT_FIT),
+        (9.5, True, None, Cell.SPILLED),
+        (9.5, False, None, Cell.DOES_NOT_FIT),
+        (16.0, False, None, Cell.DOES_NOT_FIT),
+        (10.5, True, 300 * MIB, Cell.FITS),
+        (16.0, True, 100 * MIB, Cell.TIGHT),
+        (None, True, None, Cell.UNKNOWN),
+    ],
+)
+def test_a_cell_says_how_it_sits_in_memory(
+    device_gib: float | None, loaded: bool | None, free: int | None, cell: Cell
+) -> None:
+    size = None if device_gib is None else int(device_gib * GIB)
+
+    assert fits(TEN, size, loaded=loaded, free_bytes=free) is cell
+
+
+def test_what_was_not_predicted_is_unknown_and_a_host_placement_is_never_tight() -> None:
+    on_host = dataclasses.replace(TEN, device_bytes=0, device_weights_bytes=0)
+
+    assert fits(None, 16 * GIB) is Cell.UNKNOWN
+    assert fits(on_host, 64 * MIB) is Cell.FITS
+
+
+def test_a_device_that_never_refuses_is_refused_for() -> None:
+    assert refusal(TEN, 64 * GIB, 12 * GIB) is None
+    said = refusal(TEN, 64 * GIB, 8 * GIB)
+    assert said is not None
+    assert said.startswith("it needs 10.0 GiB on a device of 8.00 GiB; put fewer layers or experts there")
+
+
+def test_host_memory_is_judged_by_what_this_arm_puts_there() -> None:
+    assert refusal(TEN, 3 * GIB, None) is None
+    assert "2.00 GiB of host memory" in (refusal(TEN, GIB, None) or "")
+    assert "12.0 GiB of host memory" in (refusal(TEN, 11 * GIB, None, device_is_host=True) or "")
+
+
+def test_an_unknown_context_refuses_by_the_weights_alone() -> None:
+    unknown = dataclasses.replace(TEN, host_bytes=None, device_bytes=None)
+
+    assert refusal(unknown, 64 * GIB, int(9.5 * GIB)) is None
+    assert refusal(unknown, 64 * GIB, 8 * GIB)
+
+
+# ── what the engine did ─────────────────────────────────────────────────────────────────────
+
+
+def buffers(device: int, host: int, kv: int = GIB, *, mapped: bool = False) -> tuple[Buffer, ...]:
+    return (
+        Buffer("CUDA0", "weights", device, on_host=False),
+        Buffer("CPU_Mapped" if mapped else "CUDA_Host", "weights", host, on_host=True),
+        Buffer("CUDA0", "kv", kv, on_host=False),
+        Buffer("CUDA0", "compute", 300 * MIB, on_host=False),
+        Buffer("CUDA_Host", "compute", 20 * MIB, on_host=True),
+        Buffer("CUDA_Host", "output", MIB, on_host=True),
+    )
+
+
+def test_what_lies_where_it_was_predicted_is_fine_to_one_percent() -> None:
+    assert judge(TEN, buffers(9 * GIB, 2 * GIB)) is None
+    assert judge(TEN, buffers(9 * GIB + 90 * MIB, 2 * GIB)) is None
+    assert judge(TEN, buffers(9 * GIB + 95 * MIB, 2 * GIB)) == (
+        "9.09 GiB of weights on the device, where 9.00 GiB were predicted"
+    )
+
+
+def test_small_models_are_judged_to_one_mebibyte() -> None:
+    small = dataclasses.replace(TEN, device_bytes=10 * MIB, device_weights_bytes=10 * MIB, host_bytes=0)
+
+    assert judge(small, buffers(11 * MIB, 0, kv=0)) is None
+    assert judge(small, buffers(12 * MIB, 0, kv=0)) is not None
+
+
+def test_a_context_memory_elsewhere_is_caught() -> None:
+    assert "of context memory on the device" in (judge(TEN, buffers(9 * GIB, 2 * GIB, kv=0)) or "")
+
+
+def test_recurrent_states_count_as_context_memory() -> None:
+    parts = (*buffers(9 * GIB, 2 * GIB, kv=GIB // 2), Buffer("CUDA0", "rs", GIB // 2, on_host=False))
+
+    assert judge(TEN, parts) is None
+
+
+def test_a_mapped_span_on_the_host_may_be_larger_than_its_tensors_but_not_far_smaller() -> None:
+    assert judge(TEN, buffers(9 * GIB, 7 * GIB, mapped=True)) is None
+    assert "on the host" in (judge(TEN, buffers(9 * GIB, GIB, mapped=True)) or "")
+
+
+def test_unknown_stays_unknown() -> None:
+    assert judge(TEN, None) is None
+    assert judge(None, buffers(1, 1)) is None
+    assert placement.realised_bytes(None) is None
+
+
+def test_a_device_that_maps_the_file_proves_nothing() -> None:
+    assert judge(TEN, (Buffer("MTL0_Mapped", "weights", 15 * GIB, on_host=False),)) is None
+
+
+def test_an_unknown_context_is_judged_by_the_weights_alone() -> None:
+    unknown = dataclasses.replace(TEN, host_bytes=None, device_bytes=None)
+
+    assert judge(unknown, buffers(9 * GIB, 0, kv=7 * GIB)) is None
+    assert judge(unknown, buffers(5 * GIB, 0)) is not None
+
+
+def test_realised_bytes_leave_compute_and_output_apart() -> None:
+    assert placement.realised_bytes(buffers(9 * GIB, 2 * GIB)) == (2 * GIB, 10 * GIB)
+
+
+def realised(parts: tuple[Buffer, ...] | None) -> Realised:
+    return Realised(engine="x", argv=(), pids=(), weights=None, buffers=parts)
+
+
+def test_a_flag_that_changed_nothing_is_found_by_the_buffers_of_another_arm() -> None:
+    five = dataclasses.replace(TEN, placement_class="y", device_weights_bytes=5 * GIB)
+    whole = realised(buffers(9 * GIB, 2 * GIB))
+
+    assert is_noop(five, whole, TEN, realised(buffers(9 * GIB + MIB, 5 * GIB, mapped=True)))
+    assert not is_noop(five, realised(buffers(5 * GIB, 6 * GIB)), TEN, whole)
+
+
+def test_nothing_is_called_a_noop_that_cannot_be_told_apart() -> None:
+    whole = realised(buffers(9 * GIB, 2 * GIB))
+    near = dataclasses.replace(TEN, placement_class="y", device_weights_bytes=9 * GIB + MIB)
+
+    assert not is_noop(near, whole, TEN, whole)
+    assert not is_noop(TEN, whole, TEN, whole)
+    assert not is_noop(None, whole, TEN, whole)
+    assert not is_noop(TEN, realised(None), dataclasses.replace(TEN, placement_class="y"), whole)

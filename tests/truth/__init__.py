@@ -1,0 +1,1 @@
+"""The protocol against simulated engines whose true speed is known."""
