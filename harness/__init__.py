@@ -10,46 +10,105 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.calibrate import calibrate
+    from harness.arms import parse_arms
+    from harness.calibration import calibrate
     from harness.compare import Comparison, Row, compare_runs
     from harness.display import show_progress
-    from harness.duel import duel, read, verify, write_report
+    from harness.engines import install_engine, list_engines
     from harness.errors import DuelError
-    from harness.inspect import inspect, preview
     from harness.options import Options, collect, declare
-    from harness.registry import recipes
-    from harness.render import as_json, changes_table, report, row_json, table
+    from harness.preview import inspect_model, preview_run
+    from harness.record import to_json
+    from harness.render import (
+        as_json,
+        changes_table,
+        engines_table,
+        inspect_table,
+        preview_table,
+        report,
+        row_json,
+        table,
+    )
     from harness.synth import synthesize
+    from harness.walk import duel, read, verify, write_report
 
-_WHERE = {
-    "Comparison": "compare",
-    "DuelError": "errors",
-    "Options": "options",
-    "Row": "compare",
-    "as_json": "render",
-    "calibrate": "calibrate",
-    "changes_table": "render",
-    "collect": "options",
-    "compare_runs": "compare",
-    "declare": "options",
-    "duel": "duel",
-    "inspect": "inspect",
-    "parse_arms": "arms",
-    "preview": "inspect",
-    "read": "duel",
-    "recipes": "registry",
-    "report": "render",
-    "row_json": "render",
-    "show_progress": "display",
-    "synthesize": "synth",
-    "table": "render",
-    "verify": "duel",
-    "write_report": "duel",
+__all__ = [
+    "Comparison",
+    "DuelError",
+    "Options",
+    "Row",
+    "as_json",
+    "calibrate",
+    "changes_table",
+    "collect",
+    "compare_runs",
+    "declare",
+    "duel",
+    "engines_table",
+    "inspect_model",
+    "inspect_table",
+    "install_engine",
+    "list_engines",
+    "parse_arms",
+    "preview_run",
+    "preview_table",
+    "read",
+    "report",
+    "row_json",
+    "show_progress",
+    "synthesize",
+    "table",
+    "to_json",
+    "verify",
+    "write_report",
+]
+
+_MODULES = {
+    "arms": ("parse_arms",),
+    "calibration": ("calibrate",),
+    "compare": (
+        "Comparison",
+        "Row",
+        "compare_runs",
+    ),
+    "display": ("show_progress",),
+    "engines": (
+        "install_engine",
+        "list_engines",
+    ),
+    "errors": ("DuelError",),
+    "options": (
+        "Options",
+        "collect",
+        "declare",
+    ),
+    "preview": (
+        "inspect_model",
+        "preview_run",
+    ),
+    "record": ("to_json",),
+    "render": (
+        "as_json",
+        "changes_table",
+        "engines_table",
+        "inspect_table",
+        "preview_table",
+        "report",
+        "row_json",
+        "table",
+    ),
+    "synth": ("synthesize",),
+    "walk": (
+        "duel",
+        "read",
+        "verify",
+        "write_report",
+    ),
 }
-__all__ = sorted(_WHERE)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'harness' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"harness.{_WHERE[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"harness.{module}"), name)
+    raise AttributeError(f"module 'harness' has no attribute {name!r}")

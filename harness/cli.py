@@ -55,7 +55,9 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="llamaduel", description="Compare Ollama and llama.cpp on the same weights, in every placement.")
+    parser = _Parser(
+        prog="llamaduel", description="Compare Ollama and llama.cpp on the same weights, in every placement."
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
 
     def add(name: str, command: Command, help_: str, *, json_: bool = True) -> argparse.ArgumentParser:
@@ -167,7 +169,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     with harness.show_progress() as watch:
-        found = harness.preview(_options(arguments), watch)
+        found = harness.preview_run(_options(arguments), watch)
     if arguments.json:
         _print_json(found)
     else:
@@ -177,7 +179,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> int:
     with harness.show_progress() as watch:
-        found = harness.inspect(arguments.model, watch)
+        found = harness.inspect_model(arguments.model, watch)
     if arguments.json:
         _print_json(found)
     else:

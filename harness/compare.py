@@ -72,12 +72,12 @@ class Row:
 
     def rounds(self, metric: str) -> list[float]:
         """Seconds, one per judged load: per token (decode), for a whole prefill, to the first token (ttft)."""
-        found = {
+        found: dict[str, list[float | None]] = {
             "decode": [1 / load.decode_tps for load in self.loads],
             "prefill": [load.prefill_s for load in self.loads],
             "ttft": [load.ttft_s for load in self.loads],
-        }[metric]
-        return [seconds for seconds in found if seconds]
+        }
+        return [seconds for seconds in found[metric] if seconds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +228,8 @@ def _row(
         prefill_tps=_interval(load.prefill_tps for load in values),
         ttft_s=_interval(load.ttft_s for load in values),
         load_s=_median(load.load_s for load in values),
-        vram_bytes=_most(load.telemetry and load.telemetry.vram_bytes for load in mine),
-        rss_bytes=_most(load.telemetry and load.telemetry.peak_rss_bytes for load in mine),
+        vram_bytes=_most(load.telemetry.vram_bytes for load in mine if load.telemetry),
+        rss_bytes=_most(load.telemetry.peak_rss_bytes for load in mine if load.telemetry),
         predicted_device_bytes=contender.predicted.device_bytes if contender.predicted else None,
         realised_host_bytes=placed[0] if placed else None,
         realised_device_bytes=placed[1] if placed else None,
@@ -384,4 +384,3 @@ def _differences(before: Header, after: Header) -> Iterable[str]:
 
 def _gpus(header: Header) -> str:
     return ", ".join(f"{gpu.name} (driver {gpu.driver or '–'})" for gpu in header.machine.gpus) or "none"
-

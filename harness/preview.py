@@ -11,7 +11,7 @@ from harness.plan import Status
 from harness.probe import Watch, find_field, find_model
 
 
-def inspect(ref: str, watch: Watch) -> dict[str, Any]:
+def inspect_model(ref: str, watch: Watch) -> dict[str, Any]:
     """Shape, bytes and placements of a model, from its header alone. Raises DuelError."""
     found = model.load(find_model(ref, watch), hashed=False)
     settings = Settings()
@@ -53,7 +53,7 @@ def _steps(blocks: int) -> list[int]:
     return [*range(0, blocks, step), blocks]
 
 
-def preview(options: Options, watch: Watch) -> dict[str, Any]:
+def preview_run(options: Options, watch: Watch) -> dict[str, Any]:
     """The arms of a run after merging equal placements, with predicted bytes. Raises DuelError.
 
     Minutes are None: only the probe of the run knows how fast this machine is.

@@ -154,9 +154,7 @@ def stand_in_bytes(options: Options, machine: Machine) -> int | None:
     return machine.memory_bytes if options.stand_in == WHOLE else parse_size(options.stand_in)
 
 
-def _contender(
-    arm: Arm, engine: Engine | Unavailable, model: Model, machine: Machine, options: Options
-) -> Contender:
+def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Machine, options: Options) -> Contender:
     has_device = options.stand_in is not None or bool(machine.gpus)
     if isinstance(engine, Engine) and options.stand_in is None:
         has_device = bool(engine.devices) or (bool(machine.gpus) and not engine.devices and engine.origin == "PATH")
@@ -237,8 +235,9 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
     contenders = _name_noops(contenders)
     running = {arm: each for arm, each in seen.items() if _status(contenders, arm) is Status.OK}
     out_tokens = options.out_tokens or plan.out_tokens(max(each.decode_tps for each in running.values()))
-    _check_context(field, options, out_tokens, prompt_tokens)
-    pool, notes = None, []
+    _check_context(options, out_tokens, prompt_tokens)
+    pool: tuple[int, ...] | None = None
+    notes: list[str] = []
     if field.model.answer_key is None and options.out_tokens is None:
         pool, notes = _find_pool(field, list(running), out_tokens, options, folder, prompt_tokens, watch)
     slowest_load_s = max(each.load_s for each in running.values())
@@ -306,9 +305,7 @@ def task(field: Field, index: int, out_tokens: int, options: Options, *, warmup:
     return Task(prompt, out_tokens, warmup, field.prompts.expected(field.model, prompt, out_tokens))
 
 
-def _after_probe(
-    contender: Contender, load: LoadRecord, samples: tuple[Sample, ...], model: Model
-) -> Contender:
+def _after_probe(contender: Contender, load: LoadRecord, samples: tuple[Sample, ...], model: Model) -> Contender:
     """The contender with what was seen, and the status that follows from it."""
     if load.failure is not None:
         return dataclasses.replace(contender, status=load.failure)
@@ -351,7 +348,7 @@ def _name_noops(contenders: Sequence[Contender]) -> list[Contender]:
     return named
 
 
-def _check_context(field: Field, options: Options, out_tokens: int, prompt_tokens: Mapping[str, int]) -> None:
+def _check_context(options: Options, out_tokens: int, prompt_tokens: Mapping[str, int]) -> None:
     needed = max(prompt_tokens.values(), default=options.prompt_tokens) + out_tokens
     if options.settings == "matched" and needed > options.context:
         raise RunRefused(
@@ -372,9 +369,7 @@ def _find_pool(
     """Prompts whose answers reach the wanted length on every arm: no engine may be told to ignore end of text."""
     reached = set(range(POOL))
     for contender in (each for each in field.contenders if each.arm in arms):
-        _, samples = _probe_load(
-            field, contender, 1, out_tokens, range(POOL), options, folder, prompt_tokens, watch
-        )
+        _, samples = _probe_load(field, contender, 1, out_tokens, range(POOL), options, folder, prompt_tokens, watch)
         reached &= {index for index, sample in enumerate(samples) if sample.generated_tokens == out_tokens}
     if len(reached) < 3:
         return None, [
@@ -382,4 +377,3 @@ def _find_pool(
             "so all are used and short answers are marked"
         ]
     return tuple(sorted(reached)), []
-

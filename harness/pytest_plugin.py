@@ -18,10 +18,10 @@ import harness
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from harness import Comparison, Options, Row
+    from harness import Comparison, Row
 
-OPTIONS = pytest.StashKey["Options"]()
-DUEL = pytest.StashKey["Comparison | harness.DuelError"]()
+OPTIONS = pytest.StashKey["harness.Options"]()
+DUEL = pytest.StashKey["harness.Comparison | harness.DuelError"]()
 
 
 class ReplayClock:
@@ -124,8 +124,7 @@ def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture) -> Any:
 
 
 def _facts(row: Row) -> dict[str, Any]:
-    facts: dict[str, Any] = harness.to_json(row)
-    return {key: value for key, value in facts.items() if key != "loads"}
+    return harness.row_json(row)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -11,9 +11,8 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from harness.contract import Engine, Realised, Settings
 from harness.errors import RunRefused
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of both files; 1: the first
 HEADER, LINES = "run.json", "samples.jsonl"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +120,16 @@ class Run:
         return tuple(sample for sample in self.samples.get(load.id, ()) if not sample.warmup)
 
 
-@cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    from pydantic import TypeAdapter
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
-    return TypeAdapter(kind)
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
+    """pydantic's reader and writer of a record, built once: that takes a while."""
+    if kind not in _ADAPTERS:
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def to_json(value: Any) -> Any:

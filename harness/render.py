@@ -9,10 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness import record
 from harness.compare import Changes, Comparison, Row
 from harness.plan import Status
 from harness.sizes import format_bytes
@@ -143,7 +142,7 @@ def percent(share: float) -> str:
 # ── the table ───────────────────────────────────────────────────────────────────────────────
 
 
-def verdict_of(row: Row, comparison: Comparison) -> str:
+def verdict_of(row: Row) -> str:
     if row.is_reference:
         return "reference"
     if row.contrast is None:
@@ -157,22 +156,21 @@ def status_of(row: Row) -> str:
     return row.why_not or str(row.status)
 
 
-def _cells(comparison: Comparison) -> list[Cell]:
-    return [
-        ("arm", lambda row: row.arm),
-        ("placement", lambda row: row.placement),
-        ("decode tok/s", lambda row: spread(row.decode_tps)),
-        ("prefill tok/s", lambda row: number(row.prefill_tps.value) if row.prefill_tps else NONE),
-        ("TTFT", lambda row: milliseconds(row.ttft_s)),
-        ("load", lambda row: number(row.load_s, " s")),
-        ("VRAM", lambda row: memory(row.vram_bytes)),
-        ("on device", lambda row: memory(row.realised_device_bytes)),
-        ("on host", lambda row: memory(row.realised_host_bytes)),
-        ("RSS", lambda row: memory(row.rss_bytes)),
-        ("ratio", lambda row: "1" if row.is_reference else ratio(row.contrast)),
-        ("verdict", lambda row: verdict_of(row, comparison)),
-        ("status", status_of),
-    ]
+CELLS: tuple[Cell, ...] = (
+    ("arm", lambda row: row.arm),
+    ("placement", lambda row: row.placement),
+    ("decode tok/s", lambda row: spread(row.decode_tps)),
+    ("prefill tok/s", lambda row: number(row.prefill_tps.value) if row.prefill_tps else NONE),
+    ("TTFT", lambda row: milliseconds(row.ttft_s)),
+    ("load", lambda row: number(row.load_s, " s")),
+    ("VRAM", lambda row: memory(row.vram_bytes)),
+    ("on device", lambda row: memory(row.realised_device_bytes)),
+    ("on host", lambda row: memory(row.realised_host_bytes)),
+    ("RSS", lambda row: memory(row.rss_bytes)),
+    ("ratio", lambda row: "1" if row.is_reference else ratio(row.contrast)),
+    ("verdict", verdict_of),
+    ("status", status_of),
+)
 
 
 MAY_VANISH = frozenset({"VRAM", "on device", "on host", "RSS", "load", "TTFT"})
@@ -196,7 +194,7 @@ def _rows(comparison: Comparison) -> list[Row]:
 def _grid(comparison: Comparison, drop: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
     """Headers and cells; columns in which nothing is known are left out."""
     rows = _rows(comparison)
-    columns = [(name, [cell(row) for row in rows]) for name, cell in _cells(comparison) if name not in drop]
+    columns = [(name, [cell(row) for row in rows]) for name, cell in CELLS if name not in drop]
     columns = [(name, cells) for name, cells in columns if name not in MAY_VANISH or set(cells) != {NONE}]
     return [name for name, _ in columns], [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
 
@@ -212,7 +210,9 @@ def table(comparison: Comparison, width: int = 120) -> str:
         shown = [[plain(cell) for cell in line] for line in cells]
         limits = [status if name in ("status", "placement") else None for name in headers]
         return str(
-            tabulate(shown, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=limits, break_on_hyphens=False)
+            tabulate(
+                shown, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=limits, break_on_hyphens=False
+            )
         )
 
     tries = [(NARROW_DROPS[:count], limit) for count in range(len(NARROW_DROPS) + 1) for limit in (44, 28, 20)]
@@ -252,35 +252,38 @@ def _footer(comparison: Comparison) -> list[str]:
 def report(comparison: Comparison) -> str:
     """The report in GitHub-flavoured Markdown; a function of the run folder alone."""
     header = comparison.header
-    return "\n\n".join(
-        block
-        for block in (
-            f"# {markdown(header.model.name)}: {markdown(', '.join(row.arm for row in comparison.rows))}",
-            markdown(answer(comparison)),
-            *_paste(comparison),
-            "## Can it be trusted",
-            _integrity(comparison),
-            "## Comparison",
-            _table(*_grid(comparison)),
-            "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different "
-            "questions: compare arms by their ratio only.",
-            *_failures(comparison),
-            "## Where the weights were",
-            _placements(comparison),
-            "## Every load in time order",
-            _loads(comparison),
-            "## How it was measured",
-            _parameters(comparison),
-            "## Machine",
-            _machine(comparison),
-            "## Again",
-            f"```sh\n{plain(header.command)}\n```",
-            "## What this does not say",
-            "It is about this machine, these builds, this model, these prompts and this context. "
-            "Speed says nothing about the quality of answers.",
+    return (
+        "\n\n".join(
+            block
+            for block in (
+                f"# {markdown(header.model.name)}: {markdown(', '.join(row.arm for row in comparison.rows))}",
+                markdown(answer(comparison)),
+                *_paste(comparison),
+                "## Can it be trusted",
+                _integrity(comparison),
+                "## Comparison",
+                _table(*_grid(comparison)),
+                "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different "
+                "questions: compare arms by their ratio only.",
+                *_failures(comparison),
+                "## Where the weights were",
+                _placements(comparison),
+                "## Every load in time order",
+                _loads(comparison),
+                "## How it was measured",
+                _parameters(comparison),
+                "## Machine",
+                _machine(comparison),
+                "## Again",
+                f"```sh\n{plain(header.command)}\n```",
+                "## What this does not say",
+                "It is about this machine, these builds, this model, these prompts and this context. "
+                "Speed says nothing about the quality of answers.",
+            )
+            if block
         )
-        if block
-    ) + "\n"
+        + "\n"
+    )
 
 
 def _table(headers: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
@@ -318,7 +321,9 @@ def _integrity(comparison: Comparison) -> str:
         ("noise between loads", percent(variance.between_loads) if variance.between_loads is not None else NONE),
         (
             "first request against the rest",
-            f"{100 * -warm.residue:+.1f} % ({'warm' if warm.adequate else 'the warm-up was too short'})" if warm else NONE,
+            f"{100 * -warm.residue:+.1f} % ({'warm' if warm.adequate else 'the warm-up was too short'})"
+            if warm
+            else NONE,
         ),
         ("invalid samples", str(sum(row.invalid_samples for row in comparison.rows))),
         ("output", _outputs(comparison)),
@@ -340,26 +345,41 @@ def _failures(comparison: Comparison) -> list[str]:
     rows = [row for row in comparison.rows if row.status.word is not Status.OK]
     if not rows:
         return []
-    return ["Arms without numbers of their own:", "\n".join(f"- {code(row.arm)}: {markdown(status_of(row))}" for row in rows)]
+    return [
+        "Arms without numbers of their own:",
+        "\n".join(f"- {code(row.arm)}: {markdown(status_of(row))}" for row in rows),
+    ]
 
 
 def _placements(comparison: Comparison) -> str:
-    headers = ("arm", "device, predicted", "device, realised", "host, realised", "VRAM (NVML)", "weights digest", "engine")
-    return _table(
-        headers,
-        [
-            (
-                row.arm,
-                memory(row.predicted_device_bytes),
-                memory(row.realised_device_bytes),
-                memory(row.realised_host_bytes),
-                memory(row.vram_bytes),
-                (row.weights_digest or NONE)[:16],
-                row.engine or NONE,
-            )
-            for row in comparison.rows
-        ],
-    ) + "\n\n" + "\n".join(_argv_lines(comparison))
+    headers = (
+        "arm",
+        "device, predicted",
+        "device, realised",
+        "host, realised",
+        "VRAM (NVML)",
+        "weights digest",
+        "engine",
+    )
+    return (
+        _table(
+            headers,
+            [
+                (
+                    row.arm,
+                    memory(row.predicted_device_bytes),
+                    memory(row.realised_device_bytes),
+                    memory(row.realised_host_bytes),
+                    memory(row.vram_bytes),
+                    (row.weights_digest or NONE)[:16],
+                    row.engine or NONE,
+                )
+                for row in comparison.rows
+            ],
+        )
+        + "\n\n"
+        + "\n".join(_argv_lines(comparison))
+    )
 
 
 def _argv_lines(comparison: Comparison) -> list[str]:
@@ -376,7 +396,14 @@ def _loads(comparison: Comparison) -> str:
         ((load.minutes, row.arm, load) for row in _rows(comparison) for load in row.loads), key=lambda each: each[0]
     )
     cells = [
-        (f"{minutes:.1f}", load.block, arm, number(load.decode_tps), number(load.prefill_tps), number(load.load_s, " s"))
+        (
+            f"{minutes:.1f}",
+            load.block,
+            arm,
+            number(load.decode_tps),
+            number(load.prefill_tps),
+            number(load.load_s, " s"),
+        )
         for minutes, arm, load in loads
     ]
     return _table(("minute", "block", "arm", "decode tok/s", "prefill tok/s", "load"), cells)
@@ -421,11 +448,11 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "reasons": list(comparison.state.reasons),
         "answer": plain(answer(comparison)),
         "plan_digest": comparison.header.plan_digest,
-        "arms": [row_json(row, comparison) for row in comparison.rows],
+        "arms": [row_json(row) for row in comparison.rows],
     }
 
 
-def row_json(row: Row, comparison: Comparison) -> dict[str, Any]:
+def row_json(row: Row) -> dict[str, Any]:
     contrast = row.contrast
     return {
         "arm": row.arm,
@@ -472,11 +499,77 @@ def changes_table(changes: Changes) -> str:
         for change in changes.changes
     ]
     through = f"through {changes.common_reference}" if changes.common_reference else "no common reference"
-    drawn = tabulate(cells, ["arm", "before, tok/s", "after, tok/s", f"after / before, {through}"], disable_numparse=True)
-    differing = [f"differs: {plain(line)}" for line in changes.differences] or ["nothing else differs that was recorded"]
-    return "\n".join([str(drawn), "", *differing])
+    headers = ["arm", "before, tok/s", "after, tok/s", f"after / before, {through}"]
+    drawn = str(tabulate(cells, headers, disable_numparse=True))
+    differing = [f"differs: {plain(line)}" for line in changes.differences]
+    return "\n".join([drawn, "", *(differing or ["nothing else differs that was recorded"])])
 
 
-def to_json(value: Any) -> Any:
-    """Any record as plain JSON data."""
-    return record.to_json(value)
+# ── models, plans, engines ──────────────────────────────────────────────────────────────────
+
+
+def inspect_table(found: Mapping[str, Any]) -> str:
+    """What `inspect` knows, for a terminal."""
+    experts = NONE
+    if found["experts"]:
+        experts = f"{found['experts_used']} of {found['experts']} a token, in {found['expert_layers']} layers"
+    facts = [
+        ("model", found["name"]),
+        ("architecture", f"{found['arch']}, {found['type'] or NONE}"),
+        ("layers", found["layers"]),
+        ("experts", experts),
+        ("weights", memory(found["weights_bytes"])),
+        ("read per decoded token", memory(found["bytes_per_token"])),
+        ("trained context", found["context_train"] or NONE),
+    ]
+    first: dict[str, str] = {}
+    rows = []
+    for each in found["placements"]:
+        same = first.setdefault(each["class"], each["placement"])
+        words = each["words"] if same == each["placement"] else f"= {same}"
+        rows.append((each["placement"], words, memory(each["device_bytes"]), memory(each["host_bytes"])))
+    headers = ("placement", "where", f"device at {found['context']} tokens", "host")
+    return f"{_lined((), facts)}\n\n{_lined(headers, rows)}"
+
+
+def preview_table(found: Mapping[str, Any]) -> str:
+    """What `plan` knows, for a terminal."""
+    rows = [
+        (
+            each["arm"],
+            each["placement"],
+            memory(each["predicted_device_bytes"]),
+            memory(each["predicted_host_bytes"]),
+            f"= {each['alias_of']}" if each["alias_of"] else each["status"],
+            each["engine"] or each["reason"] or NONE,
+        )
+        for each in found["arms"]
+    ]
+    headers = ("arm", "placement", "device", "host", "status", "engine")
+    loads = found["loads"]
+    return (
+        f"{_lined(headers, rows)}\n\n{loads['fewest']} to {loads['most']} loads, the twin among them; "
+        "the probe of the run says how many minutes."
+    )
+
+
+def engines_table(found: Mapping[str, Any]) -> str:
+    """What `engines list` knows, for a terminal."""
+    engines = [
+        (each["backend"], each["engine"], each["from"], each["path"])
+        if each["found"]
+        else (each["backend"], NONE, NONE, each["next"])
+        for each in found["engines"]
+    ]
+    recipes = [(each["name"], each["installed"] or "not installed", each["summary"]) for each in found["recipes"]]
+    return (
+        f"{_lined(('backend', 'engine', 'from', 'path'), engines)}\n\n"
+        f"{_lined(('llamaduel engines install', 'in the cache', 'what'), recipes)}"
+    )
+
+
+def _lined(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    from tabulate import tabulate
+
+    shown = [[plain(cell) for cell in row] for row in rows]
+    return str(tabulate(shown, headers, tablefmt="simple" if headers else "plain", disable_numparse=True))

@@ -77,7 +77,7 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
         seconds = max(found.seconds_per_load.values())
         blocks = plan.max_blocks(options.budget, seconds, loads)
     else:
-        blocks = DEFAULT_BLOCKS if options.model is None else None
+        blocks = DEFAULT_BLOCKS if options.model is None else plan.PRESETS[options.preset]
     first = running[0]
     settings = dataclasses.asdict(first.settings) | {
         "kind": options.settings,
@@ -139,7 +139,7 @@ def _header(field: Field, found: Probe, drawn: Plan, options: Options) -> Header
         machine=field.machine,
         options={key: value for key, value in dataclasses.asdict(options).items() if value not in (None, ())},
         command=shlex.join(["llamaduel", *sys.argv[1:]]),
-        versions={name: found for name in PACKAGES if (found := _version(name))},
+        versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *found.notes),
     )
 
@@ -153,9 +153,7 @@ def _version(package: str) -> str | None:
 # ── the blocks ──────────────────────────────────────────────────────────────────────────────
 
 
-def _run_blocks(
-    begun: Run, field: Field, options: Options, prompt_tokens: dict[str, int], watch: Watch
-) -> None:
+def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[str, int], watch: Watch) -> None:
     """Load after load until the plan says that it is enough, or Ctrl-C."""
     drawn = begun.header.plan
     contenders = {arm.label: _contender_of(begun.header, arm.text) for arm in drawn.arms}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -189,8 +190,15 @@ def test_anything_that_changes_in_a_plan_changes_its_digest() -> None:
 def test_the_digest_and_the_order_of_a_plan_are_the_same_everywhere() -> None:
     """Literals, so that no change of a library, of Python or of this code moves them unseen."""
     drawn = make()
-    assert drawn.digest == "DIGEST"
-    assert ["".join(plan.order(drawn, block)) for block in range(1, 7)] == ["ORDER"]
+    assert drawn.digest == "79868c727d4cb97f9bbb90feb73fe41bdb45d348770ba8cc12e93cf67992f65a"
+    assert ["".join(plan.order(drawn, block)) for block in range(1, 7)] == [
+        "BCDA",
+        "ADCB",
+        "ADBC",
+        "CBDA",
+        "DACB",
+        "BCAD",
+    ]
 
 
 def test_a_plan_does_not_depend_on_the_process_that_makes_it() -> None:
@@ -528,35 +536,29 @@ def test_outcomes_of_another_plan_are_refused() -> None:
 # ── whatever the engines do ─────────────────────────────────────────────────────────────────
 
 
-@dataclasses.dataclass
-class Whims:
-    """An engine that does what hypothesis likes, the same for the same load."""
-
-    draw: Callable[[st.SearchStrategy[str]], str]
-
-    def __call__(self, load: Planned) -> Outcome:
-        whim = self.draw(st.sampled_from(["ok"] * 12 + ["disturbed", "broken", "crash", "full"]))
-        if whim == "ok" or whim == "disturbed":
-            return outcome(undecided_load(load), undecided(load).value, disturbed=whim == "disturbed")
+def whims(draw: random.Random, trouble: float) -> Engine:
+    def engine(load: Planned) -> Outcome:
+        whim = draw.choice(["disturbed", "broken", "crash", "full"]) if draw.random() < trouble else "ok"
+        if whim in ("ok", "disturbed"):
+            return outcome(load, undecided(load).value, disturbed=whim == "disturbed")
         return outcome(load, None, status={"crash": Status.CRASHED, "full": Status.DOES_NOT_FIT}.get(whim, Status.OK))
 
-
-def undecided_load(load: Planned) -> Planned:
-    return load
+    return engine
 
 
 @STEADILY
-@given(st.data())
-def test_any_run_keeps_the_rules(data: st.DataObject) -> None:
-    drawn = make(ARMS[: data.draw(st.integers(1, 3))], seed=data.draw(st.integers(0, 99)), max_blocks=8)
-    engine = Whims(data.draw)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.sampled_from([0.0, 0.1, 0.3, 0.9]), st.sampled_from([0.0, 0.07]))
+def test_any_run_keeps_the_rules(seed: int, arms: int, trouble: float, kills: float) -> None:
+    draw = random.Random(seed)
+    drawn = make(ARMS[:arms], seed=seed, max_blocks=8)
+    engine = whims(draw, trouble)
     outcomes: list[Outcome] = []
     while (load := plan.next_load(drawn, outcomes)) is not None:
         assert plan.next_load(drawn, tuple(outcomes)) == load  # pure
         assert load.block <= drawn.max_blocks
         assert load.prompts == plan.prompts(drawn, load.block)
         outcomes.append(engine(load))
-        if data.draw(st.integers(0, 15)) == 0:
+        if draw.random() < kills:
             outcomes = list(plan.abandon(drawn, outcomes))
     repeats: Counter[int] = Counter()
     for block in {each.block for each in outcomes}:

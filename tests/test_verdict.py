@@ -53,7 +53,9 @@ def test_a_small_but_certain_lead_is_same_and_named() -> None:
     assert found.word == "SAME"
     assert found.differs
     assert found.ahead == pytest.approx(math.expm1(0.012))
-    assert found.sentence("ollama", "llama-cpp").startswith("SAME within ±3 %, ollama ahead by 1.2 %; ollama / llama-cpp 1.01")
+    assert found.sentence("ollama", "llama-cpp").startswith(
+        "SAME within ±3 %, ollama ahead by 1.2 %; ollama / llama-cpp 1.01"
+    )
     back = verdict.contrast(*reversed(around(0.012, 0.002)), LEVEL)
     assert "ollama ahead by 1.2 %" in back.sentence("llama-cpp", "ollama")
 
@@ -76,7 +78,9 @@ def test_what_is_not_told_apart_says_within_what_and_how_many_blocks_more() -> N
     assert found.attained_margin > found.margin
     assert found.detectable > found.margin
     assert found.blocks_needed > found.n
-    assert found.sentence("a", "b").startswith(f"not told apart: within {100 * found.attained_margin:.1f} %; a / b 1.01")
+    assert found.sentence("a", "b").startswith(
+        f"not told apart: within {100 * found.attained_margin:.1f} %; a / b 1.01"
+    )
 
 
 def test_fewer_than_six_blocks_give_numbers_and_no_claim() -> None:
@@ -170,7 +174,9 @@ def test_the_interval_of_an_arm_is_about_its_geometric_mean_and_says_what_it_is_
     assert found.value == pytest.approx((90 * 100 * 110) ** (1 / 3))
     assert found.low is not None
     assert found.high is not None
-    assert math.log(found.high / found.value) == pytest.approx(4.30265 * statistics.stdev(speeds) / math.sqrt(3), rel=1e-5)
+    assert math.log(found.high / found.value) == pytest.approx(
+        4.30265 * statistics.stdev(speeds) / math.sqrt(3), rel=1e-5
+    )
     assert found.value / found.low == pytest.approx(found.high / found.value)
     assert found.note == "of this arm alone, not for comparing rows"
 
@@ -267,7 +273,9 @@ def test_too_few_loads_or_no_time_is_no_drift_test(values: Any, minutes: Any) ->
 
 
 def test_loads_that_never_vary_do_not_drift() -> None:
-    found = verdict.drift([[4.0] * 6, [5.0] * 6], [[2.0 * b for b in range(6)], [2.0 * b + 1 for b in range(6)]], seed=0)
+    found = verdict.drift(
+        [[4.0] * 6, [5.0] * 6], [[2.0 * b for b in range(6)], [2.0 * b + 1 for b in range(6)]], seed=0
+    )
     assert found is not None
     assert (found.per_minute, found.p_slope, found.p_steps) == (0.0, 1.0, 1.0)
     assert not found.flagged
@@ -348,7 +356,10 @@ def test_doubt_is_amber_and_still_ranks(given: dict[str, Any], says: str) -> Non
         ({"twin": verdict.twin(*around(0.05, 0.01))}, "Two copies of the reference differ, 1.051×"),
         ({"unstable": {"ollama": "2 of 8 loads are far off"}}, "ollama is unstable: 2 of 8 loads"),
         ({"drift": Drift(-0.011, 0.002, 0.001, 0.2, 3.0)}, "drifts by −3.3 % during one block"),
-        ({"aliases": {"a and b": verdict.contrast(*around(0.5, 0.02), LEVEL)}}, "one placement, and yet differ by 65 %"),
+        (
+            {"aliases": {"a and b": verdict.contrast(*around(0.5, 0.02), LEVEL)}},
+            "one placement, and yet differ by 65 %",
+        ),
     ],
 )
 def test_what_cannot_be_true_is_red_and_ranks_nothing(given: dict[str, Any], says: str) -> None:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
-from truth.simulation import NOISY, TYPICAL, Noise, load_values, positions, requests, start_minutes
 
 from harness import verdict
+from truth.simulation import NOISY, TYPICAL, Noise, load_values, positions, requests, start_minutes
 
 weightstats = pytest.importorskip("statsmodels.stats.weightstats", reason="statsmodels is not installed")
 

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+
+from harness import plan, verdict
 from truth.conftest import Attained
 from truth.simulation import (
     HEAVY,
@@ -24,8 +26,6 @@ from truth.simulation import (
     requests,
     start_minutes,
 )
-
-from harness import plan, verdict
 
 LEVELS_OF_NOISE = [
     ("quiet", QUIET),
@@ -195,7 +195,9 @@ def test_leaving_out_a_pair_rarely_alarms_a_clean_run(attained: Attained) -> Non
         values = load_values(requests(213, start_minutes(positions(3, blocks))))
         low, high = verdict.without_one_pair(values[:, 1] - values[:, 0])
         alarm = (np.expm1(high - low) > verdict.MARGIN).mean()
-        attained("states", f"honest, {blocks} blocks, typical: one pair moves the ratio by > 3 %", alarm, "≤", 0.02, "%")
+        attained(
+            "states", f"honest, {blocks} blocks, typical: one pair moves the ratio by > 3 %", alarm, "≤", 0.02, "%"
+        )
 
 
 # ── S14: the winner's published speed ───────────────────────────────────────────────────────
@@ -245,4 +247,6 @@ def test_a_run_judged_again_from_its_file_gives_every_number_again() -> None:
         again = plan.Plan.from_json(drawn.to_json())
         assert play(again, values[run]) == outcomes
         n = plan.blocks_judged(drawn, outcomes)
-        assert judge(values[run][:, :n], minutes[run][:, :n], run) == judge(values[run][:, :n], minutes[run][:, :n], run)
+        assert judge(values[run][:, :n], minutes[run][:, :n], run) == judge(
+            values[run][:, :n], minutes[run][:, :n], run
+        )

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+
+from harness import plan, verdict
 from truth.conftest import Attained
 from truth.simulation import (
     COVERAGE_FLOOR,
@@ -33,8 +35,6 @@ from truth.simulation import (
     stop,
 )
 
-from harness import plan, verdict
-
 ONE = verdict.level(contrasts=1)
 THREE = verdict.level(contrasts=3)
 NAMES = [scenario.name for scenario in SCENARIOS]
@@ -48,7 +48,9 @@ def differences(values: Array) -> Array:
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
 def test_equal_arms_are_rarely_called_different_after_six_blocks(scenario: Scenario, attained: Attained) -> None:
     found = differences(scenario_values(scenario, 101, arms=3, blocks=6))[:, 0]
-    attained("S1", f"equal arms, 6 blocks, {scenario.name}", verdict.paired(found, 0.05).differs.mean(), "≤", LIMIT, "%")
+    attained(
+        "S1", f"equal arms, 6 blocks, {scenario.name}", verdict.paired(found, 0.05).differs.mean(), "≤", LIMIT, "%"
+    )
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=NAMES)
@@ -85,7 +87,9 @@ def test_the_schedule_finds_true_differences_and_stops_early(attained: Attained)
     stopped = stop(found, THREE)
     end = judged(found, stopped, THREE)
     for index, (effect, power) in enumerate([(0.03, 0.85), (0.05, 0.98), (0.10, 0.99)]):
-        attained("S5", f"true {100 * effect:.0f} %, 7 looks, 3 contrasts", end.differs[:, index].mean(), "≥", power, "%")
+        attained(
+            "S5", f"true {100 * effect:.0f} %, 7 looks, 3 contrasts", end.differs[:, index].mean(), "≥", power, "%"
+        )
     attained("S5", "mean blocks", stopped.mean(), "≤", 10.5, "")
     for index, effect in enumerate(effects[1:-1]):
         bias = abs(float(np.mean(end.mean[:, index]) - effect))
@@ -134,9 +138,12 @@ def test_arms_one_after_another_fail(attained: Attained) -> None:
 
 def test_pooled_variance_fails(attained: Attained) -> None:
     values = scenario_values(SCENARIOS[-1], 111, arms=5, blocks=6)
-    left = values - values.mean(axis=1, keepdims=True) - values.mean(axis=2, keepdims=True) + values.mean((1, 2))[
-        :, None, None
-    ]
+    left = (
+        values
+        - values.mean(axis=1, keepdims=True)
+        - values.mean(axis=2, keepdims=True)
+        + values.mean((1, 2))[:, None, None]
+    )
     freedom = 4 * 5
     error = np.sqrt((left**2).sum(axis=(1, 2)) / freedom * 2 / 6)
     mean = (values[:, 1] - values[:, 0]).mean(axis=1)
@@ -170,7 +177,9 @@ def test_the_noise_of_a_rented_gpu_machine_is_borne(
     equal = np.asarray(arms[:, 1:] - arms[:, :1])
     stopped = stop(equal, THREE)
     end = judged(equal, stopped, THREE)
-    attained("§2.5", f"{name}: false DIFFERENT, 3 equal contrasts", (end.differs & ~end.same).any(1).mean(), "≤", LIMIT, "%")
+    attained(
+        "§2.5", f"{name}: false DIFFERENT, 3 equal contrasts", (end.differs & ~end.same).any(1).mean(), "≤", LIMIT, "%"
+    )
     attained("§2.5", f"{name}: SAME at true 0", end.same.mean(), "≥" if same else "≤", same or 0.05, "%")
     for effect, power in ((0.05, five), (0.10, ten)):
         found = equal + math.log1p(effect)

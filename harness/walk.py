@@ -18,7 +18,7 @@ REPORT = "report.md"
 
 def duel(options: Options, watch: Watch) -> Comparison:
     """Run, judge, and leave `report.md` in the run folder. Raises DuelError."""
-    return write_report(run(options, watch))
+    return write_report(run(options, watch).folder)
 
 
 def read(folder: Path) -> Comparison:
@@ -26,10 +26,10 @@ def read(folder: Path) -> Comparison:
     return compare(record.read(folder))
 
 
-def write_report(run: record.Run) -> Comparison:
-    """Judge a run and write its report beside it."""
-    comparison = compare(run)
-    (run.folder / REPORT).write_text(report(comparison), encoding="utf-8")
+def write_report(folder: Path) -> Comparison:
+    """Judge a run folder and write its report into it. Raises RunRefused."""
+    comparison = read(folder)
+    (folder / REPORT).write_text(report(comparison), encoding="utf-8")
     return comparison
 
 
@@ -48,7 +48,10 @@ def verify(folder: Path) -> list[str]:
         raise RunRefused(f"{folder} has no {REPORT}; write it with `llamaduel report {folder}`")
     written = path.read_text(encoding="utf-8").splitlines()
     computed = report(compare(run)).splitlines()
-    for line in difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0):
-        if line.startswith(("+", "-")) and not line.startswith(("+++", "---")):
-            problems.append(f"{'the samples give' if line[0] == '+' else 'the report says'}: {line[1:]}")
+    changed = difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0)
+    problems += [
+        f"{'the samples give' if line[0] == '+' else 'the report says'}: {line[1:]}"
+        for line in list(changed)[2:]
+        if not line.startswith("@@")
+    ]
     return problems

@@ -1,0 +1,45 @@
+"""Engines on this machine: what is found, and what can be installed into the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.contract import Say
+from harness.errors import Unavailable
+from harness.registry import backends, recipe, recipes
+
+
+def list_engines() -> dict[str, Any]:
+    """Every backend as a run would find it, and every recipe."""
+    return {
+        "engines": [_look(name) for name in backends()],
+        "recipes": [
+            {"name": each.name, "summary": each.summary, "installed": _text(each.installed())}
+            for each in recipes().values()
+        ],
+    }
+
+
+def install_engine(name: str, say: Say) -> str:
+    """Install by name and return the path. Raises UsageError, Unavailable or RunRefused."""
+    return str(recipe(name).install(say))
+
+
+def _look(name: str) -> dict[str, Any]:
+    try:
+        engine = backends()[name].find({})
+    except Unavailable as error:
+        return {"backend": name, "found": False, "next": str(error)}
+    return {
+        "backend": name,
+        "found": True,
+        "engine": str(engine),
+        "path": str(engine.path),
+        "from": engine.origin,
+        "rpc": engine.rpc,
+        "devices": [device.name for device in engine.devices],
+    }
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)
