@@ -96,7 +96,9 @@ class LlamaCppRecipe:
         _strip(task)
         told = task.run([task.out / "llama-server", "--version"], "trying it")
         if f"build {self.number}" not in told:
-            raise Unavailable(f"the built llama-server does not say `build {self.number}` but: {told[:200]}")
+            raise Unavailable(
+                f"the built llama-server does not say `build {self.number}` but: {' '.join(told.split())[:200]}"
+            )
 
 
 class OllamaRecipe:
@@ -175,7 +177,7 @@ class OllamaRecipe:
             [task.out / "bin" / "ollama", "--version"], "trying it", environment={"OLLAMA_HOST": "127.0.0.1:1"}
         )
         if self.version not in told:
-            raise Unavailable(f"the built ollama does not say {self.version} but: {told[:200]}")
+            raise Unavailable(f"the built ollama does not say {self.version} but: {' '.join(told.split())[:200]}")
 
     def _toolchain(self, task: build.Build) -> Path:
         """The system's Go where it is new enough, else the wheel's."""

@@ -90,9 +90,9 @@ LOAD_S, LOAD_BYTES_PER_S = 60.0, 30e6  # patience with a slow disk
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """`version` is `b11434`, or None where the build does not know itself. `flags` is what it takes."""
+    """`version` is for people: `b11434`, or that it is unknown. `flags` is what it takes."""
 
-    version: str | None
+    version: str
     flags: frozenset[str]
     devices: tuple[Device, ...]
 
@@ -105,14 +105,15 @@ def binary(path: Path) -> Binary:
 
 @cache
 def _ask(path: Path, _mtime_ns: int, _size: int) -> Binary:
-    version = _output(path, "--version")
+    said = _output(path, "--version")
     help_text = _output(path, "--help")
     listed = _output(path, "--list-devices")
-    found = re.search(r"\bbuild (\d+)", version) or re.search(r"version: (\d+)\b(?!\.)", version)
-    number = found[1] if found and int(found[1]) else None
-    if number is None:  # built outside git: our folders are named for their build
-        named = re.search(r"llama-cpp-b(\d+)", str(path.resolve()))
-        number = named[1] if named else None
+    found = re.search(r"\bbuild (\d+)", said) or re.search(r"version: (\d+)\b(?!\.)", said)
+    if not found or not int(found[1]):  # built outside git; our own folders are named for their build
+        found = re.search(r"llama-cpp-b(\d+)", str(path.resolve()))
+    version = f"b{found[1]}" if found else "of unknown build"
+    if "xllamacpp" in said:
+        version += " (xllamacpp wheel)"
     flags = frozenset(
         word.rstrip(",")
         for line in help_text.splitlines()
@@ -120,7 +121,7 @@ def _ask(path: Path, _mtime_ns: int, _size: int) -> Binary:
         for word in line.split()
         if word.startswith("-")
     )
-    return Binary(f"b{number}" if number else None, flags, llama_log.listed_devices(listed.splitlines()))
+    return Binary(version, flags, llama_log.listed_devices(listed.splitlines()))
 
 
 def _output(path: Path, question: str) -> str:
@@ -243,18 +244,18 @@ class LlamaCpp:
         return None
 
     def command(self, arm: Arm, model: ModelFile, settings: Settings) -> str:
-        program, flags = [PROGRAM], None
+        program, flags, rpc_server = [PROGRAM], None, Path(stand_in.NAMES[0])
         if self._found:
             flags = binary(self._found.path).flags
             if self._found.origin == "embedded":
                 program = ["python", "-m", "backends.embedded_server"]
             elif self._found.origin != "PATH":
                 program = [str(self._found.path)]
+                rpc_server = stand_in.program(self._found.path) or rpc_server
         before, target = "", None
         if settings.stand_in_bytes is not None:
-            endpoint = "127.0.0.1:50052"
-            before = f"ggml-rpc-server -t 1 -p {endpoint.partition(':')[2]} & "
-            settings = _with_rpc(settings, endpoint)
+            before = f"{shlex.quote(str(rpc_server))} -t 1 & "
+            settings = _with_rpc(settings, stand_in.USUAL)
             target = max(0, psutil.virtual_memory().total - (settings.stand_in_bytes or 0)) // llama_log.MIB
         words, _ = arguments(model.path, arm.placement, settings, flags, target)
         return before + shlex.join([*program, *words])
@@ -305,7 +306,7 @@ def _given(path: Path) -> Path:
     for inside in (path / PROGRAM, path / "bin" / PROGRAM, path / "build" / "bin" / PROGRAM):
         if inside.is_file():
             return inside
-    raise Unavailable(f"no {PROGRAM} at {path}; give the program or the folder that holds it")
+    raise Unavailable(f"no {PROGRAM} at {path}; give --llama-server the program or its folder, or run {INSTALL}")
 
 
 def _installed() -> Path | None:
@@ -316,10 +317,9 @@ def _installed() -> Path | None:
 
 def _engine(origin: str, path: Path) -> Engine:
     facts = binary(path)
-    version = facts.version or "of unknown build"
     return Engine(
         product="llama.cpp",
-        version=f"{version} (xllamacpp wheel)" if origin == "embedded" else version,
+        version=facts.version,
         path=path,
         origin=origin,
         devices=facts.devices,
@@ -500,8 +500,10 @@ class LlamaSession:
         with contextlib.suppress(psutil.TimeoutExpired):
             self._child.process.wait(0.02)  # its sockets close a moment before it can be waited for
         code = self._child.returncode()
+        helper = self._attempt.stand_in
         if code is None:
-            return None
+            ended = helper.child.returncode() if helper else None
+            return None if ended is None else Crashed(f"the stand-in device ended: {process.explain_exit(ended)}")
         failure = llama_log.read_failure(self._log_lines())
         if failure and failure.kind == "port":
             return _PortTaken(failure.line)

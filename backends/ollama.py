@@ -283,7 +283,7 @@ def _binary(option: str | None) -> tuple[Path, str]:
         for path in (given, given / "ollama", given / "bin" / "ollama"):
             if path.is_file() and os.access(path, os.X_OK):
                 return path.absolute(), "option"
-        raise Unavailable(f"there is no program ollama at {option}; give its path, or leave the option out")
+        raise Unavailable(f"there is no program ollama at {option}; give its path with --ollama, or leave that out")
     if found := shutil.which("ollama"):
         return Path(found).absolute(), "PATH"
     from backends.install import OllamaRecipe
@@ -315,8 +315,8 @@ def _other_runner(hints: Mapping[str, str]) -> Engine:
 
 
 def _name_of(runner: Engine) -> str:
-    name = "xllamacpp" if runner.origin == "embedded" else runner.product
-    return f"{name} {runner.version.partition(' (')[0]} (not its own)"
+    build, _, wheel = runner.version.partition(" (")
+    return f"{'xllamacpp' if wheel else runner.product} {build} (not its own)"
 
 
 def _look(path: Path, way: _Way) -> tuple[str, tuple[Device, ...]]:
@@ -392,7 +392,7 @@ def _lay_out(folder: Path, binary: Path, way: _Way) -> Path:
         program.hardlink_to(binary.resolve())
     except OSError:  # another disk, or not our file
         shutil.copy2(binary.resolve(), program)
-    if way.runner.origin == "embedded":
+    if way.runner.path.suffix == ".py":  # the launcher of the embedded one
         script = beside / "llama-server"
         script.write_text(f'#!/bin/sh\nexec {shlex.join((sys.executable, "-P", str(way.runner.path)))} "$@"\n')
         script.chmod(0o755)
@@ -437,7 +437,7 @@ def _answers(child: process.Child, url: str, *, may_lose_port: bool) -> bool:
         code = child.returncode()
         if code is not None:
             said = next((line for line in reversed(child.tail()) if line.strip()), "its log is empty")
-            if "address already in use" in said and may_lose_port:
+            if "address already in use" in said.lower() and may_lose_port:
                 return False
             raise Crashed(f"ollama serve ended while starting: {process.explain_exit(code)} ({said})")
         with contextlib.suppress(*UNREACHABLE):

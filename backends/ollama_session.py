@@ -10,6 +10,7 @@ import contextlib
 import http.client
 import json
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     import ollama
 
 ANSWER_S = 10.0  # for control calls
-SETTLE_S = 2.0  # the runner's log line comes through a pipe, so a little after the answer
+SETTLE_S = 2.0  # the runner's log lines come through a pipe, so a little after the answer
+STOP_S = 0.3  # from the first of them to the last, which not every build has
 UNREACHABLE = (OSError, http.client.HTTPException, EngineFailed)
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
-PREFILL = re.compile(r"prompt eval time = +([\d.]+) ms / +(\d+) tokens")
-PREFILL_DIGITS_MS = 0.006  # half of the last digit printed, and a little
+PREFILL = re.compile(rb"prompt eval time = +([\d.]+) ms / +(\d+) tokens")
+PREFILL_DIGITS_S = 0.000006  # half of the last digit printed, and a little
+STOP = re.compile(rb"stop processing: n_tokens = \d+, truncated = (\d)")
 OF_OLLAMA = re.compile(r"^(time=\S+ level=|\[GIN)")  # lines of Ollama's own between those of its runner
 ENDED = re.compile(r"^llama-server process has terminated: (exit status \d+: )?")
 BUILD = re.compile(r"\bbuild ([1-9]\d*) \(")
@@ -69,15 +72,17 @@ class OllamaSession:
             raise TimedOut(f"Ollama did not load the model within {wait_s:.0f} s; its log says why") from None
         except (OSError, http.client.HTTPException) as error:
             raise Crashed(f"Ollama broke off while loading: {self.death() or error}") from None
+        usage = None
         for line in answer:
             data = json.loads(line)
             if "error" in data:
                 raise failure(str(data["error"]), self._lines())
-            if data.get("done"):
-                self.load_s = _usage(data).load_s
-        if self.load_s is None:
+            usage = _usage(data) if data.get("done") else usage
+        if usage is None or not usage.generated_tokens:
             raise EngineFailed("Ollama gave no first token; its log has the rest")
+        self.load_s = usage.load_s
         self._look_at_runner()
+        self.settle(usage)  # so that its lines in the log are not taken for those of the next request
 
     def request(self, prompt: Prompt, max_tokens: int) -> Request:
         options = {key: value for key, value in self.options.items() if value is not None}
@@ -109,13 +114,14 @@ class OllamaSession:
         return Chunk((data.get("thinking") or "") + (data.get("response") or ""))
 
     def settle(self, usage: Usage) -> Usage:
-        """Ollama counts cached prompt tokens in; its runner's log tells how many were computed."""
+        """Ollama counts cached prompt tokens in and hides cuts; its runner's log tells of both."""
         if self._runner and not self._runner_lives():
             raise EngineFailed(f"Ollama changed its runner between two requests; {self._last_words()}")
-        if usage.cached_tokens is not None or usage.prompt_tokens is None or usage.prefill_s is None:
+        if usage.prompt_tokens is None or usage.prefill_s is None:
             return usage
-        evaluated = self._evaluated_tokens(usage.prefill_s)
-        return usage if evaluated is None else replace(usage, cached_tokens=usage.prompt_tokens - evaluated)
+        evaluated, truncated = self._told_of_request(usage.prefill_s)
+        cached = usage.cached_tokens if evaluated is None else usage.prompt_tokens - evaluated
+        return replace(usage, cached_tokens=cached, truncated=truncated)
 
     def realised(self) -> Realised:
         self._look_at_runner()
@@ -185,27 +191,34 @@ class OllamaSession:
         return self._argv[self._argv.index(flag) + 1] if flag in self._argv[:-1] else None
 
     def _lines(self) -> list[str]:
-        return [] if self.log is None else _text_from(self.log, self.log_begin).splitlines()
+        return [] if self.log is None else _bytes_from(self.log, self.log_begin).decode(errors="replace").splitlines()
 
     def _last_words(self) -> str:
         said = [line for line in self._lines() if "llama-server terminated" in line]
         return f"it says {log_fields(said[-1]).get('error', said[-1])!r}" if said else "its log has the rest"
 
-    def _evaluated_tokens(self, prefill_s: float) -> int | None:
-        """Prompt tokens that the last request computed: from the line with the time that was reported."""
+    def _told_of_request(self, prefill_s: float) -> tuple[int | None, bool]:
+        """Prompt tokens that the last request computed, and whether the context cut it short.
+
+        Its lines are those that follow the time which it reported.
+        """
         if self.log is None:
-            return None
+            return None, False
         begin = max(self._settled, self.log_begin)
         deadline = time.monotonic() + SETTLE_S
         while True:
-            text = _text_from(self.log, begin)
-            for said_ms, tokens in reversed(PREFILL.findall(text)):
-                if abs(float(said_ms) - prefill_s * 1000) <= PREFILL_DIGITS_MS:
-                    self._settled = begin + len(text.encode(errors="replace"))
-                    return int(tokens)
-            if time.monotonic() > deadline:
-                return None
+            text = _bytes_from(self.log, begin)
+            found = [
+                line for line in PREFILL.finditer(text) if abs(float(line[1]) / 1000 - prefill_s) <= PREFILL_DIGITS_S
+            ]
+            stop = STOP.search(text, found[-1].end()) if found else None
+            if stop or time.monotonic() > deadline:
+                break
+            if found:
+                deadline = min(deadline, time.monotonic() + STOP_S)
             time.sleep(0.01)
+        self._settled = begin + len(text)
+        return int(found[-1][2]) if found else None, stop is not None and stop[1] == b"1"
 
     def _reported(self) -> dict[str, Any]:
         with contextlib.suppress(*UNREACHABLE, KeyError, TypeError):
@@ -238,9 +251,11 @@ def failure(text: str, log: Sequence[str] = ()) -> EngineFailed:
     for lines in (ENDED.sub("", text).splitlines(), runner):
         if (said := llama_log.read_failure(lines)) and said.kind != "other":
             return said.error()
+    if "signal: killed" in text:
+        return Crashed(f"Ollama's runner ended: {process.explain_exit(-signal.SIGKILL)}")
     if "timed out" in text:
         return TimedOut(f"Ollama gave up waiting for its runner ({text}); its log says how far it came")
-    return EngineFailed(f"Ollama says: {text}")
+    return EngineFailed(f"Ollama says: {' '.join(text.split())}; its log has the rest")
 
 
 def log_fields(line: str) -> dict[str, str]:
@@ -248,10 +263,10 @@ def log_fields(line: str) -> dict[str, str]:
     return {key: value.strip('"') for key, value in FIELD.findall(line)}
 
 
-def _text_from(log: Path, begin: int) -> str:
+def _bytes_from(log: Path, begin: int) -> bytes:
     with log.open("rb") as file:
         file.seek(begin)
-        return file.read().decode(errors="replace")
+        return file.read()
 
 
 # ── control calls ───────────────────────────────────────────────────────────────────────────

@@ -124,12 +124,17 @@ def link(store: Path, name: str, model: ModelFile) -> str:
     """Make a store with one model in it; how the weights got there, in words.
 
     A split model gets its shards as blobs and no manifest: `create` has Ollama merge them.
-    Raises OSError if the disk takes neither kind of link.
+    Raises Unavailable if the disk takes neither kind of link.
     """
     partial = store.with_name(f"{store.name}.partial")
     blobs = partial / "blobs"
     blobs.mkdir(parents=True)
-    ways = {_link(path, blobs / f"sha256-{digest}") for path, digest in digests(model).items()}
+    try:
+        ways = {_link(path, blobs / f"sha256-{digest}") for path, digest in digests(model).items()}
+    except OSError as error:
+        raise Unavailable(
+            f"{store.parent} takes no link to the model ({error.strerror}); set XDG_CACHE_HOME to a folder that does"
+        ) from None
     if len(model.shards) <= 1:
         place = partial / "manifests" / REGISTRY / LIBRARY / name / TAG
         place.parent.mkdir(parents=True)

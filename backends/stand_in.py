@@ -20,6 +20,7 @@ from harness import process
 from harness.errors import Crashed, TimedOut, Unavailable
 
 NAMES = ("ggml-rpc-server", "rpc-server")  # newest first
+USUAL = "127.0.0.1:50052"  # where it listens if it is told nothing
 START_S = 20.0
 TRIES = 3  # a port may be taken between our look and its bind
 

@@ -122,12 +122,6 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size((120, 40)).columns
-
-
 # ── commands ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -141,7 +135,7 @@ def _show(comparison: harness.Comparison, as_json: bool) -> int:
     if as_json:
         _print_json(harness.as_json(comparison))
     else:
-        _print(harness.table(comparison, _width()))
+        _print(harness.table(comparison))
     return RED if comparison.state.word == "RED" else 0
 
 

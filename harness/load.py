@@ -5,12 +5,14 @@ This is the unit of replication. The probe and the blocks go through the same co
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import model as models
 from harness import record, telemetry
 from harness.contract import Arm, Engine, ModelFile, Prompt, Realised, Session, Settings
 from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable
@@ -67,6 +69,7 @@ def run_load(
     started = time.time()
     samples: list[Sample] = []
     realised: Realised | None = None
+    digest: str | None = None
     failure: ArmStatus | None = None
     log = folder / "engines" / f"{re.sub(r'[^A-Za-z0-9.@=-]+', '_', job.id)}.log"
     with telemetry.watch(baseline_bytes=baseline) as watcher:
@@ -81,6 +84,7 @@ def run_load(
                     if death := session.death():
                         raise Crashed(death)
                 realised = session.realised()
+                digest = _digest(realised.weights, job.model)
         except Unavailable as error:
             failure = ArmStatus(Status.UNAVAILABLE, str(error))
         except EngineFailed as error:
@@ -98,12 +102,23 @@ def run_load(
         ended_unix_s=time.time(),
         failure=failure,
         realised=realised,
+        weights_digest=digest,
         telemetry=watcher.summary(),
         quiet=quiet,
         settled=settled,
     )
     record.append(folder, done)
     return done, tuple(samples)
+
+
+def _digest(weights: Path | None, model: ModelFile) -> str | None:
+    """Of the weights that the engine loaded, while they are there: a store by link ends with its session."""
+    if weights is None:
+        return None
+    with contextlib.suppress(OSError):
+        if weights.samefile(model.path):
+            return model.digest
+    return models.digest_of(weights)
 
 
 def _measure(session: Session, task: Task, shared_tokens: int, prompt_tokens: dict[str, int]) -> Sample:

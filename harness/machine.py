@@ -192,7 +192,7 @@ def _memory(root: Path) -> tuple[int, int]:
     for folder in _cgroups(root, "memory"):
         limit = _number(folder / "memory.max", folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
-        if limit is None or limit >= system.total:
+        if limit is None:
             continue
         total = min(total, limit)
         if used is not None:  # file pages that nobody uses are given up before anything is refused
@@ -232,7 +232,7 @@ def _last_level_cache(root: Path) -> int | None:
         for index in (root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*"):
             level, size = _text(index / "level"), _text(index / "size")
             found = re.fullmatch(r"(\d+)([KM]?)", size or "")
-            if level and level.isdigit() and found and _text(index / "type") != "Instruction":
+            if level and level.isdigit() and found:
                 shared = _text(index / "shared_cpu_list") or str(cpu)
                 caches.setdefault(int(level), {})[shared] = int(found[1]) << {"K": 10, "M": 20, "": 0}[found[2]]
     if caches:

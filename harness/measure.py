@@ -183,8 +183,9 @@ class Sample:
         counts = self.chunk_tokens or (1,)
         if counts[0] < 1 or counts[-1] > tokens or any(a > b for a, b in pairwise(counts)):
             return f"the counts in the stream (last {counts[-1]}) contradict the final one ({tokens})"
-        if tokens > 1 and not window_s:
-            return f"all {tokens} tokens came in one piece"
+        decode_s = self.usage.decode_s if self.usage else None
+        if tokens > 1 and not window_s and (decode_s is None or decode_s > CLOCKS_DIFFER_S):
+            return f"all {tokens} tokens came in one piece, so they were not timed"
         if tokens < self.max_tokens and not self.short:
             return f"short answer: {tokens} of {self.max_tokens} tokens in {window_s:.2f} s"
         return None
@@ -291,10 +292,17 @@ class _Wire(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         left_s = self.timeouts.total_s - (self.came_ns - self.sent_ns) / 1e9
-        self.sock.settimeout(max(0.001, min(self.silence_s, left_s)))
+        if left_s <= 0:
+            raise TimeoutError
+        self.sock.settimeout(min(self.silence_s, left_s))
         count = self.sock.recv_into(buffer)
         self.came_ns = self.clock()
         return count
+
+    def why_timed_out(self, lines: int) -> str:
+        if (self.clock() - self.sent_ns) / 1e9 >= self.timeouts.total_s:
+            return f"the request took longer than {self.timeouts.total_s:g} s"
+        return f"nothing came for {self.silence_s:g} s after {lines} lines"
 
 
 def _receive(request: Request, clock: Callable[[], int], timeouts: Timeouts) -> _Stream:
@@ -323,7 +331,7 @@ def _receive(request: Request, clock: Callable[[], int], timeouts: Timeouts) -> 
                 stream.lines.append((wire.came_ns - wire.sent_ns, line))
                 wire.silence_s = timeouts.gap_s
         except TimeoutError:
-            stream.fault = f"nothing came for {wire.silence_s:g} s after {len(stream.lines)} lines"
+            stream.fault = wire.why_timed_out(len(stream.lines))
         except (http.client.HTTPException, OSError) as error:
             stream.fault = f"the stream broke off after {len(stream.lines)} lines ({type(error).__name__})"
         stream.end_ns = clock() - wire.sent_ns
@@ -394,7 +402,7 @@ def _cause_of_death(session: Session) -> str | None:
 
 def _error_text(body: bytes) -> str:
     """The message of an error reply: `{"error": text}`, `{"error": {"message": text}}`, or as it stands."""
-    with contextlib.suppress(ValueError, AttributeError):
-        error = json.loads(body)["error"] if b"error" in body else body.decode()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        error = json.loads(body)["error"]
         return str(error.get("message", error) if isinstance(error, dict) else error)
     return body.decode(errors="replace")[:200].strip() or "no reason given"

@@ -474,6 +474,12 @@ def abandon(plan: Plan, outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     )
 
 
+def loads_left(plan: Plan, outcomes: Sequence[Outcome]) -> int:
+    """At most, if no block must repeat and no look ends the run early."""
+    at = _replay(plan, outcomes)
+    return (plan.max_blocks - len(at.done)) * (len(plan.arms) - len(at.out)) - len(at.current)
+
+
 # ── for the analysis ────────────────────────────────────────────────────────────────────────
 
 

@@ -310,8 +310,7 @@ def _after_probe(contender: Contender, load: LoadRecord, samples: tuple[Sample, 
     if load.failure is not None:
         return dataclasses.replace(contender, status=load.failure)
     assert load.realised is not None
-    realised = load.realised
-    digest = models.digest_of(realised.weights) if realised.weights else None
+    realised, digest = load.realised, load.weights_digest
     contender = dataclasses.replace(contender, realised=realised, weights_digest=digest)
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:

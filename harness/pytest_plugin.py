@@ -132,4 +132,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if result is None or isinstance(result, harness.DuelError):
         return
     terminalreporter.section("llamaduel")
-    terminalreporter.write_line(harness.table(result, terminalreporter._tw.fullwidth))
+    terminalreporter.write_line(harness.table(result))

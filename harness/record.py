@@ -93,6 +93,7 @@ class LoadRecord:
     ended_unix_s: float
     failure: ArmStatus | None = None
     realised: Realised | None = None
+    weights_digest: str | None = None  # of the file that the engine loaded; None: it cannot be read
     telemetry: Telemetry | None = None
     quiet: Quiet | None = None
     settled: Settled | None = None

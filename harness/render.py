@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -174,7 +176,9 @@ CELLS: tuple[Cell, ...] = (
 
 
 MAY_VANISH = frozenset({"VRAM", "on device", "on host", "RSS", "load", "TTFT"})
-NARROW_DROPS = ("RSS", "on host", "load", "TTFT", "on device", "placement", "prefill tok/s")
+NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "prefill tok/s", "placement", "on device")
+WIDE = 200  # a file or a pipe has no width: nothing is left out
+NOTHING = ({NONE}, {"0 B"}, {NONE, "0 B"})
 
 
 def _rows(comparison: Comparison) -> list[Row]:
@@ -195,15 +199,18 @@ def _grid(comparison: Comparison, drop: Sequence[str] = ()) -> tuple[list[str], 
     """Headers and cells; columns in which nothing is known are left out."""
     rows = _rows(comparison)
     columns = [(name, [cell(row) for row in rows]) for name, cell in CELLS if name not in drop]
-    columns = [(name, cells) for name, cells in columns if name not in MAY_VANISH or set(cells) != {NONE}]
+    columns = [(name, cells) for name, cells in columns if name not in MAY_VANISH or set(cells) not in NOTHING]
     return [name for name, _ in columns], [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
 
 
-def table(comparison: Comparison, width: int = 120) -> str:
-    """For a terminal of this width: the answer, the table, the state. Less important columns go first."""
+def table(comparison: Comparison, width: int | None = None) -> str:
+    """For a terminal: the answer, the table, the state. Where it is narrow, less important columns go first."""
     import textwrap
 
     from tabulate import tabulate
+
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
 
     def draw(drop: Sequence[str], status: int | None) -> str:
         headers, cells = _grid(comparison, drop)

@@ -163,13 +163,18 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
     with interruptible():
         while (planned := plan.next_load(drawn, outcomes)) is not None:
             done = len(outcomes)
-            total = drawn.max_blocks * len(drawn.arms)
+            left = plan.loads_left(drawn, outcomes)
             each_s = (time.monotonic() - began) / (done - loads_before) if done > loads_before else None
-            left_s = each_s and each_s * max(1, total - done)
+            now = Progress(
+                f"block {planned.block}: {planned.arm}",
+                False,
+                done,
+                done + left,
+                None if each_s is None else each_s * left,
+            )
 
-            def tell(text: str, planned: Planned = planned, done: int = done, left_s: float | None = left_s) -> None:
-                where = f"block {planned.block}: {planned.arm}"
-                watch(Progress(f"{where}: {text}", False, done, drawn.max_blocks * len(drawn.arms), left_s))
+            def tell(text: str, now: Progress = now) -> None:
+                watch(dataclasses.replace(now, text=f"{now.text}: {text}"))
 
             contender = contenders[planned.label]
             assert contender.engine is not None
@@ -188,7 +193,7 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
             )
             load, samples = run_load(job, begun.folder, prompt_tokens, tell, wait=not options.no_wait)
             outcomes.append(outcome_of(drawn, load, samples, watched=not options.no_wait))
-            watch(Progress(_told(load, outcomes[-1]), True, len(outcomes), total))
+            watch(Progress(_told(load, outcomes[-1]), True, len(outcomes), done + left))
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ SETTLED_BYTES = 256 << 20  # of GPU memory over the baseline
 WINDOW_S = 1.0
 SHORTEST_S = 0.5  # between two readings
 CPU_SHARE = 0.01  # of one core, at most, for reading
+HAS_PROC = sys.platform.startswith("linux")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,8 @@ class Reading:
     steal_s: float | None = None
     own_s: float | None = None
     kernel_s: float | None = None  # of kernel threads
-    rss_bytes: int | None = None  # of the engines' processes
-    major_faults: int | None = None  # of the engines' processes that live
+    rss_bytes: int | None = None  # of the engines' processes; None too while there is none
+    major_faults: int | None = None  # of those that live
     gpu_used_bytes: int | None = None
     swap_used_bytes: int | None = None
     memory_stall_s: float | None = None  # that some task waited for memory
@@ -149,9 +150,11 @@ def _growth(before: float | None, after: float | None) -> float | None:
 
 
 def _climb(counts: Sequence[int | None]) -> int | None:
-    """Sum of all increases: a fall is the end of a process, not a negative count."""
+    """Sum of all increases: a fall is the end of a process, not a negative count; before its start there was none."""
     known = [count for count in counts if count is not None]
-    return sum(max(0, b - a) for a, b in pairwise(known)) if known else None
+    if not known:
+        return None
+    return sum(max(0, b - a) for a, b in pairwise(known if counts[0] is not None else [0, *known]))
 
 
 # ── readings ────────────────────────────────────────────────────────────────────────────────
@@ -199,14 +202,14 @@ class Reader:
 
     def engine_pids(self) -> tuple[int, ...]:
         """Living processes that carry our mark."""
-        if not sys.platform.startswith("linux"):
+        if not HAS_PROC:
             return tuple(child.pid for child in _children() if _carries_mark(child.pid))
         stats = dict(self._stats())
         return tuple(pid for pid, stat in stats.items() if self._is_marked(pid, stat))
 
     def _processes(self) -> tuple[float | None, float | None, int | None, int | None]:
         """Own seconds, kernel-thread seconds, engines' resident bytes and major faults."""
-        if not sys.platform.startswith("linux"):
+        if not HAS_PROC:
             return self._processes_by_psutil()
         stats = dict(self._stats())
         marked = {pid for pid, stat in stats.items() if self._is_marked(pid, stat)}
@@ -215,18 +218,18 @@ class Reader:
         return (
             sum(stats[pid].cpu_ticks for pid in own) * self._tick_s,
             sum(stat.cpu_ticks for pid, stat in stats.items() if 2 in (pid, stat.parent)) * self._tick_s,
-            sum(stats[pid].rss_pages for pid in engines) * self._page_bytes,
-            sum(stats[pid].major_faults for pid in engines),
+            sum(stats[pid].rss_pages for pid in engines) * self._page_bytes if engines else None,
+            sum(stats[pid].major_faults for pid in engines) if engines else None,
         )
 
     def _processes_by_psutil(self) -> tuple[float | None, None, int | None, None]:
-        own_s, rss_bytes = 0.0, 0
+        own_s, rss_bytes, seen = 0.0, 0, False
         for child in (psutil.Process(), *_children()):
             with contextlib.suppress(psutil.Error):
                 own_s += sum(child.cpu_times()[:4])
-                if child.pid != os.getpid():
-                    rss_bytes += int(child.memory_info().rss)
-        return own_s, None, rss_bytes, None
+                if _carries_mark(child.pid):
+                    rss_bytes, seen = rss_bytes + int(child.memory_info().rss), True
+        return own_s, None, rss_bytes if seen else None, None
 
     def _stats(self) -> Iterator[tuple[int, _Stat]]:
         for entry in os.scandir(self._proc):

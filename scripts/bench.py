@@ -21,10 +21,15 @@ from setup_venv import PYTHON, ROOT, Stopped, become, plain_endings, set_up, tak
 OFFICIAL = "`curl -fsSL https://ollama.com/install.sh | sh`"
 
 
+def given(program: str, options: list[str]) -> bool:
+    """Whether the person has this program, or names one."""
+    name = program.replace("-", "_").upper()
+    named = any(option.startswith(f"--duel-{program}") for option in options)
+    return named or bool(shutil.which(program) or os.environ.get(f"LLAMADUEL_{name}"))
+
+
 def get_ollama() -> None:
-    """Build it where none is installed and no GPU is seen; on a GPU the official one is the one to measure."""
-    if shutil.which("ollama") or os.environ.get("LLAMADUEL_OLLAMA"):
-        return
+    """Build it where no GPU is seen; on a GPU the official one is the one to measure."""
     if sys.platform == "darwin":
         print("no Ollama here: install its app (ollama.com/download); going on without it", flush=True)
     elif has_gpu():
@@ -40,9 +45,7 @@ def has_gpu() -> bool:
 
 
 def try_embedded_engine() -> None:
-    """Fails where a library of the system or the CPU is not enough, and no other llama.cpp is there."""
-    if shutil.which("llama-server") or os.environ.get("LLAMADUEL_LLAMA_SERVER"):
-        return
+    """Fails where the CPU or a library of the system is not enough for it."""
     argv = [str(PYTHON), "-m", "backends.embedded_server", "--list-devices"]
     tried = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if tried.returncode:
@@ -53,8 +56,9 @@ def try_embedded_engine() -> None:
 def main(options: list[str]) -> None:
     flags = take_flags(options, __doc__ or "", "--setup-only", "--embedded-only")
     set_up(dev=False)
-    try_embedded_engine()
-    if "--embedded-only" not in flags:
+    if not given("llama-server", options):
+        try_embedded_engine()
+    if "--embedded-only" not in flags and not given("ollama", options):
         get_ollama()
     if "--setup-only" in flags:
         print("ready: .venv/bin/python -m pytest --benchmark-only")

@@ -199,7 +199,7 @@ def plain_endings() -> Iterator[None]:
     except OSError as error:
         sys.exit(f"the set-up stopped: {error}")
     except KeyboardInterrupt:
-        print("\ninterrupted; the next start begins where this one can be trusted", file=sys.stderr)
+        print("\ninterrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
 
 

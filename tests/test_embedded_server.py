@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -351,21 +352,40 @@ child.wait()
 """
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("while_it", ["loads", "is idle"])
-def test_it_never_outlives_a_parent_that_was_killed(weights: model.Model, tmp_path: Path, while_it: str) -> None:
-    port = process.free_port()
-    log = tmp_path / "log"
-    argv = [sys.executable, "-c", PARENT, *argv_for(weights, port)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=tmp_path, text=True) as parent:
+@contextmanager
+def orphaned(argv: list[str], folder: Path, ready: Callable[[], bool]) -> Iterator[psutil.Process]:
+    """The child of a parent that was killed as soon as the child was ready."""
+    whole = [sys.executable, "-c", PARENT, *argv]
+    with subprocess.Popen(whole, stdout=subprocess.PIPE, cwd=folder, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
-        if while_it == "loads":
-            until(lambda: log.exists() and "loading model" in log.read_text(errors="replace"))
-        else:
-            until(lambda: healthy(port))
-        parent.kill()
-    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        try:
+            until(ready)
+            parent.kill()
+            yield child
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+def gone(child: psutil.Process) -> bool:
+    return not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.engine
+def test_an_idle_server_ends_with_its_parent(weights: model.Model, tmp_path: Path) -> None:
+    port = process.free_port()
+    with orphaned(argv_for(weights, port), tmp_path, lambda: healthy(port)) as child:
+        until(lambda: gone(child))
+
+
+@pytest.mark.engine
+def test_a_load_that_takes_for_ever_ends_with_its_parent(wheel: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")  # nobody writes, so that reading it never ends
+    argv = [*LAUNCHER, "-m", str(tmp_path / "model.gguf"), "--port", str(process.free_port())]
+    log = tmp_path / "log"
+    with orphaned(argv, tmp_path, lambda: log.exists() and b"loading model" in log.read_bytes()) as child:
+        until(lambda: gone(child))
 
 
 @pytest.mark.engine

@@ -184,6 +184,14 @@ def test_a_gpu_that_no_engine_can_use_is_said_in_those_words(tmp_path: Path) -> 
     assert machine.unused_gpu(found, (Device("Vulkan0"),)) is None
 
 
+def test_a_card_that_is_seen_in_three_ways_is_one_card(driver: Callable[..., None], tmp_path: Path) -> None:
+    driver(card())
+    write(tmp_path, "sys/class/drm/card0/device/vendor", "0x10de")
+    (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+
+    assert machine.read(tmp_path).visible_gpus == ("NVIDIA",)
+
+
 def test_an_nvidia_card_whose_driver_library_is_missing_is_still_visible(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
 
@@ -206,17 +214,10 @@ def eight_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         write(tmp_path, f"{folder}/topology/physical_package_id", "0")
         write(tmp_path, f"{folder}/topology/core_id", str(cpu // 2))
         write(tmp_path, f"{folder}/cpufreq/scaling_governor", "powersave")
-        for index, (level, kind, size, shared) in enumerate(
-            [
-                ("1", "Data", "48K", str(cpu // 2)),
-                ("1", "Instruction", "32K", str(cpu // 2)),
-                ("2", "Unified", "1024K", str(cpu // 2)),
-                ("3", "Unified", "16M", "0-3" if cpu < 4 else "4-7"),
-            ]
-        ):
-            cache = f"{folder}/cache/index{index}"
-            for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
-                write(tmp_path, f"{cache}/{name}", text)
+        halves = "0-3" if cpu < 4 else "4-7"
+        for level, size, shared in (("1", "48K", str(cpu // 2)), ("2", "1024K", str(cpu // 2)), ("3", "16M", halves)):
+            for name, text in (("level", level), ("size", size), ("shared_cpu_list", shared)):
+                write(tmp_path, f"{folder}/cache/index{level}/{name}", text)
     write(tmp_path, "proc/cpuinfo", "model name\t: Test CPU   @ 3 GHz\nflags\t\t: sse2 avx2 f16c fma avx512f")
     return tmp_path
 
@@ -249,6 +250,7 @@ def test_affinity_limits_the_cores(eight_threads: Path, monkeypatch: pytest.Monk
 def test_a_cpu_quota_of_version_2_limits_the_cores(eight_threads: Path, limit: str, cores: tuple[int, int]) -> None:
     write(eight_threads, "proc/self/cgroup", "0::/pod/inner")
     write(eight_threads, "sys/fs/cgroup/pod/cpu.max", limit)  # set above us, as a container runtime does
+    write(eight_threads, "sys/fs/cgroup/pod/inner/cpu.max", "700000 100000" if limit[:1].isdigit() else "max 100000")
 
     found = machine.read(eight_threads)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import ExpertGatingFuncType, GGUFWriter
 
+from harness import header, placement, synth
 from harness import model as models
-from harness import placement, synth
-from harness.contract import Arm, Buffer, ModelFile, Placement, Realised, Settings
+from harness.contract import Arm, Buffer, Engine, ModelFile, Placement, Realised, Settings
+from harness.errors import Unavailable
 from harness.model import Memory, Model, Tensor
 from harness.placement import Cell, Predicted, aliases, describe, fits, is_noop, judge, predict, refusal
+from harness.registry import backend
 
 MIB = 1 << 20
 SETTINGS = Settings(context=1024)
@@ -230,11 +235,9 @@ def test_a_placement_of_an_engine_unknown_to_us_is_not_predicted() -> None:
     assert predict(make(), Placement("tensor-parallel", 2), SETTINGS, False) is None
 
 
-def test_a_model_in_several_files_is_one_table_of_tensors(tmp_path: Path) -> None:
+def test_a_model_in_several_files_is_one_table_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by the format's own library, two tensors a file."""
-    import numpy as np
-    from gguf import GGUFWriter
-
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     writer = GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=2)
     writer.add_block_count(1)
     writer.add_embedding_length(64)
@@ -318,8 +321,10 @@ def test_crossings_between_host_and_device_are_counted_along_the_token() -> None
 @pytest.fixture(scope="module")
 def article(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The shape of Qwen3.5-35B-A3B: 40 layers with 256 experts and a shared one each. No weights."""
-    out = tmp_path_factory.mktemp("article") / "m.gguf"
-    return models.load(synth.write(out, synth.SHAPES["qwen3.5-35b-a3b"], header_only=True))
+    folder = tmp_path_factory.mktemp("article")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return models.load(synth.write(folder / "m.gguf", synth.SHAPES["qwen3.5-35b-a3b"], header_only=True))
 
 
 def test_the_article_compared_two_placements_and_not_four(article: Model) -> None:
@@ -570,3 +575,184 @@ def test_nothing_is_called_a_noop_that_cannot_be_told_apart() -> None:
     assert not is_noop(TEN, whole, TEN, whole)
     assert not is_noop(None, whole, TEN, whole)
     assert not is_noop(TEN, realised(None), dataclasses.replace(TEN, placement_class="y"), whole)
+
+
+# ── the same on a real engine ───────────────────────────────────────────────────────────────
+
+WIDTH, HEADS, HEAD_WIDTH, RANK = 256, 4, 64, 64
+Extents = dict[str, tuple[int, ...]]
+ON_ENGINE = Settings(
+    context=1000, ubatch=64, threads=1, flash_attention="off", load_mode="none", stand_in_bytes=4 << 30
+)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """A llama.cpp with RPC, whose stand-in device takes every placement without a GPU."""
+    given = {"llama-server": path} if (path := os.environ.get("LLAMADUEL_LLAMA_SERVER")) else {}
+    try:
+        return backend("llama-cpp").find({"stand-in": "1", **given})
+    except Unavailable as error:
+        pytest.skip(f"needs a llama.cpp with RPC: {error}")
+
+
+@pytest.fixture(scope="module")
+def donor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts of 24 layers, whose tokenizer the other models take over."""
+    shape = dataclasses.replace(synth.SHAPES["tiny"], layers=24)
+    return synth.write(tmp_path_factory.mktemp("engine") / "moe.gguf", shape)
+
+
+def written(path: Path, donor: Path, architecture: str, numbers: dict[str, int | float], tensors: Extents) -> Path:
+    """A model of random F32 weights, small and loadable."""
+    keys = header.read_all(donor)[0].fields
+    writer = GGUFWriter(path, architecture)
+    for name, number in numbers.items():
+        if isinstance(number, float):
+            writer.add_float32(f"{architecture}.{name}", number)
+        else:
+            writer.add_uint32(f"{architecture}.{name}", number)
+    for word in ("model", "pre"):
+        writer.add_string(f"tokenizer.ggml.{word}", keys[f"tokenizer.ggml.{word}"])
+    writer.add_token_list(keys["tokenizer.ggml.tokens"])
+    writer.add_token_types(keys["tokenizer.ggml.token_type"])
+    writer.add_token_merges([merge.decode() for merge in keys["tokenizer.ggml.merges"]])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    rng = np.random.default_rng(1)
+    words = len(keys["tokenizer.ggml.tokens"])
+    for name, extent in {"token_embd": (words, WIDTH), "output_norm": (WIDTH,), **tensors}.items():
+        writer.add_tensor(f"{name}.weight", rng.standard_normal([n or words for n in extent], np.float32) * 0.02)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def windowed(path: Path, donor: Path) -> Path:
+    """Tied embedding; five of six layers look back 128 tokens."""
+    layer: Extents = {
+        **dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (WIDTH,)),
+        **dict.fromkeys(("attn_q_norm", "attn_k_norm"), (HEAD_WIDTH,)),
+        **dict.fromkeys(("attn_k", "attn_v"), (2 * HEAD_WIDTH, WIDTH)),
+        **dict.fromkeys(("ffn_gate", "ffn_up"), (512, WIDTH)),
+        "attn_q": (HEADS * HEAD_WIDTH, WIDTH),
+        "attn_output": (WIDTH, HEADS * HEAD_WIDTH),
+        "ffn_down": (WIDTH, 512),
+    }
+    numbers: dict[str, int | float] = {
+        "block_count": 6,
+        "context_length": 4096,
+        "embedding_length": WIDTH,
+        "feed_forward_length": 512,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": 2,
+        "attention.key_length": HEAD_WIDTH,
+        "attention.value_length": HEAD_WIDTH,
+        "attention.sliding_window": 128,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }
+    tensors = {f"blk.{block}.{name}": extent for block in range(6) for name, extent in layer.items()}
+    return written(path, donor, "gemma3", numbers, tensors)
+
+
+def latent(path: Path, donor: Path) -> Path:
+    """Latent attention, one leading dense layer, three with 8 experts and a shared one, one draft block."""
+    attention: Extents = {
+        **dict.fromkeys(("attn_norm", "ffn_norm"), (WIDTH,)),
+        **dict.fromkeys(("attn_q_a_norm", "attn_kv_a_norm"), (RANK,)),
+        "attn_q_a": (RANK, WIDTH),
+        "attn_q_b": (HEADS * 64, RANK),
+        "attn_kv_a_mqa": (RANK + 32, WIDTH),
+        "attn_k_b": (HEADS, RANK, 32),
+        "attn_v_b": (HEADS, 32, RANK),
+        "attn_output": (WIDTH, HEADS * 32),
+    }
+    dense: Extents = {**dict.fromkeys(("ffn_gate", "ffn_up"), (512, WIDTH)), "ffn_down": (WIDTH, 512)}
+    experts: Extents = {
+        **dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), (8, 128, WIDTH)),
+        **dict.fromkeys(("ffn_gate_shexp", "ffn_up_shexp"), (128, WIDTH)),
+        "ffn_gate_inp": (8, WIDTH),
+        "ffn_down_exps": (8, WIDTH, 128),
+        "ffn_down_shexp": (WIDTH, 128),
+    }
+    draft: Extents = {"nextn.eh_proj": (WIDTH, 2 * WIDTH), "nextn.enorm": (WIDTH,), "nextn.hnorm": (WIDTH,)}
+    numbers: dict[str, int | float] = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "leading_dense_block_count": 1,
+        "context_length": 4096,
+        "embedding_length": WIDTH,
+        "feed_forward_length": 512,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": 1,
+        "attention.key_length": RANK + 32,
+        "attention.value_length": RANK,
+        "attention.key_length_mla": 64,
+        "attention.value_length_mla": 32,
+        "attention.kv_lora_rank": RANK,
+        "attention.q_lora_rank": RANK,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "rope.dimension_count": 32,
+        "expert_count": 8,
+        "expert_used_count": 2,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": 128,
+        "expert_weights_scale": 1.0,
+        "expert_gating_func": ExpertGatingFuncType.SIGMOID.value,
+    }
+    tensors: Extents = {"output": (0, WIDTH)}  # 0: as many as there are words
+    for block, parts in enumerate([(attention, dense), *[(attention, experts)] * 3, (attention, experts, draft)]):
+        tensors |= {f"blk.{block}.{name}": extent for part in parts for name, extent in part.items()}
+    return written(path, donor, "deepseek2", numbers, tensors)
+
+
+def seen_on(engine: Engine, model: Model, where: Placement, folder: Path) -> tuple[Buffer, ...]:
+    arm = Arm("llama-cpp", where)
+    with backend(arm.backend).open(engine, model.file, arm, ON_ENGINE, folder / "engine.log") as session:
+        buffers = session.realised().buffers
+    assert buffers is not None
+    return buffers
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("where", [ncmoe(0), ncmoe(7), ncmoe(20), ncmoe(24), CPU_MOE, ngl(9), ngl(1), CPU], ids=str)
+def test_an_engine_puts_a_mixture_of_experts_where_it_was_predicted(
+    engine: Engine, donor: Path, where: Placement, tmp_path: Path
+) -> None:
+    model = models.load(donor)
+    predicted = sure(model, where, ON_ENGINE)
+
+    buffers = seen_on(engine, model, where, tmp_path)
+
+    host, device = placement.realised_bytes(buffers) or (0, 0)
+    assert device == pytest.approx(predicted.device_bytes, rel=0.01)
+    assert host == pytest.approx(predicted.host_bytes, rel=0.01)
+    assert judge(predicted, buffers) is None
+    assert judge(sure(model, ncmoe(13), ON_ENGINE), buffers) is not None
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("make_file", "where"),
+    [
+        (windowed, ngl(99)),
+        (windowed, ngl(4)),
+        (latent, ncmoe(1)),
+        (latent, ncmoe(2)),
+        (latent, ngl(2)),
+        (latent, ngl(4)),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Placement) else value.__name__,
+)
+def test_an_engine_agrees_on_windows_latent_attention_and_draft_blocks(
+    engine: Engine, donor: Path, make_file: Callable[[Path, Path], Path], where: Placement, tmp_path: Path
+) -> None:
+    model = models.load(make_file(tmp_path / "m.gguf", donor))
+    predicted = sure(model, where, ON_ENGINE)
+
+    host, device = placement.realised_bytes(seen_on(engine, model, where, tmp_path)) or (0, 0)
+
+    assert device == pytest.approx(predicted.device_bytes, rel=0.002)
+    assert host == pytest.approx(predicted.host_bytes, rel=0.002)

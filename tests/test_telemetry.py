@@ -78,7 +78,7 @@ def test_a_load_under_foreign_work_is_disturbed_and_one_just_below_the_limit_is_
 def test_a_load_is_summed_up_by_peaks_and_growth() -> None:
     gib = 1 << 30
     readings = [
-        Reading(at_s=0.0, rss_bytes=0, major_faults=0, gpu_used_bytes=2 * gib, swap_used_bytes=100, memory_stall_s=1.0),
+        Reading(at_s=0.0, gpu_used_bytes=2 * gib, swap_used_bytes=100, memory_stall_s=1.0),
         Reading(
             at_s=1.0,
             rss_bytes=5 * gib,
@@ -90,8 +90,6 @@ def test_a_load_is_summed_up_by_peaks_and_growth() -> None:
         ),
         Reading(
             at_s=2.5,
-            rss_bytes=0,
-            major_faults=0,
             gpu_used_bytes=2 * gib,
             swap_used_bytes=300,
             memory_stall_s=1.5,
@@ -108,6 +106,12 @@ def test_a_load_is_summed_up_by_peaks_and_growth() -> None:
     assert seen.swap_growth_bytes == 250
     assert seen.memory_stall_s == 0.5
     assert seen.throttles == ("heat", "power cap")
+
+
+def test_faults_from_before_the_first_look_at_an_engine_that_ran_already_do_not_count() -> None:
+    readings = [Reading(at_s=float(at), major_faults=faults) for at, faults in enumerate([100, 130, 5, 9])]
+
+    assert telemetry.summarise(readings).major_faults == 30 + 4
 
 
 def test_a_baseline_from_before_the_load_wins_over_the_first_look() -> None:
@@ -333,6 +337,31 @@ def test_a_marked_engine_is_own_wherever_it_hangs_in_the_tree() -> None:
     assert len(alive) == 1
     assert seen.rss_bytes is not None
     assert seen.rss_bytes > 1 << 20
+
+
+def test_without_proc_psutil_still_tells_own_time_and_engine_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "HAS_PROC", False)  # as on macOS
+    reader = Reader()
+    before = reader.read()
+    code = f"{BURN}import sys\nprint(1, flush=True)\nsys.stdin.read()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={process.OWNER: process.owner()},
+    ) as engine:
+        assert engine.stdout is not None
+        assert engine.stdout.readline() == b"1\n"
+        seen, alive = reader.read(), reader.engine_pids()
+        assert engine.stdin is not None
+        engine.stdin.close()
+
+    assert alive == (engine.pid,)
+    assert before.own_s is not None
+    assert seen.own_s is not None
+    assert seen.own_s - before.own_s > 0.35
+    assert (before.rss_bytes, seen.kernel_s, seen.major_faults) == (None, None, None)
+    assert seen.rss_bytes is not None
 
 
 @linux

@@ -52,6 +52,7 @@ def install(folder: Path, *, runner: bool = True, rpc: bool = True) -> Engines:
         beside = folder / "lib" / "ollama"
         _write(beside / "llama-server", "from harness.testing.llama_server import main; main()")
         if rpc:
+            _write(beside / "ggml-rpc-server", "from harness.testing.rpc_server import main; main()")
             (beside / "libggml-rpc.so").touch()
     return engines
 

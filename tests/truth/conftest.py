@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-Attained = Callable[[str, str, float, str, float, str], None]
+
+class Attained(Protocol):
+    def __call__(self, test: str, case: str, value: float, sign: str, limit: float, unit: str = "%") -> None: ...
+
+
 ROWS = pytest.StashKey[list[tuple[str, str, str, str]]]()
 HERE = Path(__file__).parent
 

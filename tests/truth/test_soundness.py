@@ -58,10 +58,10 @@ def test_drift_is_found(name: str, noise: Noise, attained: Attained) -> None:
     minutes = start_minutes(positions(3, 6))
     drifting = load_values(requests(201, minutes, noise, (), falling))
     found = verdict.trend(drifting, minutes, seed=1)
-    attained("S9", f"falls 1 %/min, 12 minutes, {name}: flagged", found.flagged.mean(), "≥", 0.95, "%")
+    attained("S9", f"falls 1 %/min, 12 minutes, {name}: flagged", found.flagged.mean(), "≥", 0.95)
     block = 3 * 40 / 60
     red = (np.abs(found.slope) * block > verdict.MARGIN).mean()
-    attained("S9", f"falls 1 %/min, blocks of {block:.0f} minutes, {name}: RED by slope", red, "≤", 0.05, "%")
+    attained("S9", f"falls 1 %/min, blocks of {block:.0f} minutes, {name}: RED by slope", red, "≤", 0.05)
 
 
 @pytest.mark.parametrize(("name", "noise"), LEVELS_OF_NOISE)
@@ -69,7 +69,7 @@ def test_drift_is_found(name: str, noise: Noise, attained: Attained) -> None:
 def test_steady_runs_are_rarely_said_to_drift(name: str, noise: Noise, blocks: int, attained: Attained) -> None:
     minutes = start_minutes(positions(3, blocks))
     found = verdict.trend(load_values(requests(202, minutes, noise)), minutes, seed=1)
-    attained("S9", f"steady, {blocks} blocks, {name}: flagged", found.flagged.mean(), "≤", 0.06, "%")
+    attained("S9", f"steady, {blocks} blocks, {name}: flagged", found.flagged.mean(), "≤", 0.06)
 
 
 def test_drift_of_more_than_the_margin_in_a_block_is_red(attained: Attained) -> None:
@@ -78,9 +78,9 @@ def test_drift_of_more_than_the_margin_in_a_block_is_red(attained: Attained) -> 
     fast = verdict.trend(load_values(requests(203, minutes, TYPICAL, (), falling)), minutes, seed=1)
     clean = verdict.trend(load_values(requests(204, minutes)), minutes, seed=1)
     red = (np.abs(fast.slope) * block > verdict.MARGIN).mean()
-    attained("S9", "falls 1 %/min, blocks of 3.3 minutes: RED by slope", red, "≥", 0.95, "%")
+    attained("S9", "falls 1 %/min, blocks of 3.3 minutes: RED by slope", red, "≥", 0.95)
     false = (np.abs(clean.slope) * block > verdict.MARGIN).mean()
-    attained("S9", "steady: RED by slope", false, "≤", 0.01, "%")
+    attained("S9", "steady: RED by slope", false, "≤", 0.01)
 
 
 # ── S10: a twin that is no twin ─────────────────────────────────────────────────────────────
@@ -91,11 +91,11 @@ def test_a_biased_twin_makes_the_run_red(blocks: int, power: float, attained: At
     minutes = start_minutes(positions(3, blocks))
     values = load_values(requests(205, minutes, TYPICAL, (0.0, 0.0, math.log1p(0.05))))
     red = verdict.biased(values[:, 2] - values[:, 0]).mean()
-    attained("S10", f"twin 5 % faster, {blocks} blocks: RED", red, "≥", power, "%")
+    attained("S10", f"twin 5 % faster, {blocks} blocks: RED", red, "≥", power)
     for name, noise in LEVELS_OF_NOISE:
         clean = load_values(requests(206, minutes, noise))
         false = verdict.biased(clean[:, 2] - clean[:, 0]).mean()
-        attained("S10", f"honest twin, {blocks} blocks, {name}: RED", false, "≤", 0.02, "%")
+        attained("S10", f"honest twin, {blocks} blocks, {name}: RED", false, "≤", 0.02)
 
 
 # ── S11: a lottery at load time ─────────────────────────────────────────────────────────────
@@ -116,10 +116,10 @@ def is_unstable(values: Array) -> Array:
 
 def test_a_lottery_makes_arms_unstable(attained: Attained) -> None:
     any_arm = lottery(load_values(requests(207, start_minutes(positions(5, 6)))), slice(None), 1)
-    attained("S11", "×2 lottery on any of 5 arms, 6 blocks: UNSTABLE", is_unstable(any_arm).mean(), "≥", 0.95, "%")
+    attained("S11", "×2 lottery on any of 5 arms, 6 blocks: UNSTABLE", is_unstable(any_arm).mean(), "≥", 0.95)
     for blocks, power in ((6, 0.50), (12, 0.90)):
         one = lottery(load_values(requests(208, start_minutes(positions(5, blocks)))), slice(1, 2), 2)
-        attained("S11", f"×2 lottery on one arm, {blocks} blocks: UNSTABLE", is_unstable(one).mean(), "≥", power, "%")
+        attained("S11", f"×2 lottery on one arm, {blocks} blocks: UNSTABLE", is_unstable(one).mean(), "≥", power)
 
 
 @pytest.mark.parametrize(("name", "noise"), LEVELS_OF_NOISE)
@@ -128,7 +128,7 @@ def test_honest_noise_does_not_make_arms_unstable(name: str, noise: Noise, attai
         values = load_values(requests(209, start_minutes(positions(4, blocks)), noise))
         # Loads that Exp(15 %) slowed are far off by rule, and with more blocks an arm has two of them sooner.
         limit = {6: 0.02, 12: 0.05, 24: 0.20}[blocks] if noise is HEAVY else 0.02
-        attained("S11", f"honest, {blocks} blocks, {name}: UNSTABLE", is_unstable(values).mean(), "≤", limit, "%")
+        attained("S11", f"honest, {blocks} blocks, {name}: UNSTABLE", is_unstable(values).mean(), "≤", limit)
 
 
 # ── S12: the article, replayed ──────────────────────────────────────────────────────────────
@@ -136,8 +136,7 @@ def test_honest_noise_does_not_make_arms_unstable(name: str, noise: Noise, attai
 
 def decaying(shape: tuple[int, ...], minutes: Array, tau: float) -> Array:
     """Twice the speed at first, falling with the number of loads done."""
-    runs, arms, blocks = shape
-    rank = minutes.reshape(runs, -1).argsort(axis=1).argsort(axis=1).reshape(shape)
+    rank = minutes.reshape(len(minutes), -1).argsort(axis=1).argsort(axis=1).reshape(shape)
     return np.asarray(math.log(2) * np.exp(-rank / tau))
 
 
@@ -153,11 +152,11 @@ def test_the_article_replayed_is_red_and_ranks_nothing(blocks: int, tau: float, 
     different = np.mean([word == "DIFFERENT" for word in claims])
     flagged = np.mean([each.drift is not None and each.drift.flagged for each in found])
     case = f"one placement thrice, ×2 decay over {tau:.0f} loads, {blocks} blocks"
-    attained("S12", f"{case}: DIFFERENT", float(different), "≤", 0.0, "%")
-    attained("S12", f"{case}: drift flagged", float(flagged), "≥", 0.99, "%")
+    attained("S12", f"{case}: DIFFERENT", float(different), "≤", 0.0)
+    attained("S12", f"{case}: drift flagged", float(flagged), "≥", 0.99)
     if blocks >= verdict.FEWEST_BLOCKS:
         red = np.mean([each.state.word == "RED" for each in found])
-        attained("S12", f"{case}: RED", float(red), "≥", 0.99, "%")
+        attained("S12", f"{case}: RED", float(red), "≥", 0.99)
         assert set(claims) <= {"NOT_COMPARABLE", "INCONCLUSIVE", "SAME"}
         reds = [each for each in found if each.state.word == "RED"]
         assert {one.word for each in reds for one in each.contrasts.values()} == {"NOT_COMPARABLE"}
@@ -173,21 +172,26 @@ def test_a_lottery_in_the_article_is_red(attained: Attained) -> None:
     found = [judge(values[run], minutes[run], seed=run) for run in range(runs)]
     red = np.mean([each.state.word == "RED" for each in found])
     different = np.mean([one.word == "DIFFERENT" for each in found for one in each.contrasts.values()])
-    attained("S12", "one placement thrice, ×2 lottery, 8 blocks: RED", float(red), "≥", 0.95, "%")
-    attained("S12", "one placement thrice, ×2 lottery, 8 blocks: DIFFERENT", float(different), "≤", 0.01, "%")
+    attained("S12", "one placement thrice, ×2 lottery, 8 blocks: RED", float(red), "≥", 0.95)
+    attained("S12", "one placement thrice, ×2 lottery, 8 blocks: DIFFERENT", float(different), "≤", 0.01)
 
 
 # ── honest runs end well ────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("name", "noise", "green"), [("quiet", QUIET, 0.9), ("typical", TYPICAL, 0.6)])
-def test_honest_runs_are_green_and_hardly_ever_red(name: str, noise: Noise, green: float, attained: Attained) -> None:
-    runs = 300
+@pytest.mark.parametrize(
+    ("name", "noise", "green"),
+    [("quiet", QUIET, 0.9), ("typical", TYPICAL, 0.8), ("noisy", NOISY, 0.0), ("of a rented GPU machine", SEEN, 0.0)],
+)
+def test_honest_runs_are_green_or_amber_and_hardly_ever_red(
+    name: str, noise: Noise, green: float, attained: Attained
+) -> None:
+    runs = 200
     minutes = start_minutes(positions(4, 8, runs))
     values = load_values(requests(212, minutes, noise))
     words = [judge(values[run], minutes[run], seed=run).state.word for run in range(runs)]
-    attained("states", f"honest, 8 blocks, {name}: GREEN", words.count("GREEN") / runs, "≥", green, "%")
-    attained("states", f"honest, 8 blocks, {name}: RED", words.count("RED") / runs, "≤", 0.03, "%")
+    attained("states", f"honest, 8 blocks, {name}: GREEN", words.count("GREEN") / runs, "≥", green)
+    attained("states", f"honest, 8 blocks, {name}: RED", words.count("RED") / runs, "≤", 0.03)
 
 
 def test_leaving_out_a_pair_rarely_alarms_a_clean_run(attained: Attained) -> None:
@@ -210,9 +214,9 @@ def test_the_published_speed_of_a_winner_is_not_flattered(attained: Attained) ->
     best = searched.argmax(axis=1)
     fresh = load_values(requests(215, start_minutes(positions(3, 6))))[:, 0]
     published = np.asarray([math.log(verdict.interval(fresh[run].tolist()).value) for run in range(RUNS)])
-    attained("S14", "winner of 11, speed from fresh loads, bias", abs(float(published.mean())), "≤", 0.003, "%")
+    attained("S14", "winner of 11, speed from fresh loads, bias", abs(float(published.mean())), "≤", 0.003)
     flattered = float(np.take_along_axis(searched, best[:, None], 1).mean())
-    attained("S14", "mutant: speed from the search itself, bias", flattered, ">", 0.03, "%")
+    attained("S14", "mutant: speed from the search itself, bias", flattered, ">", 0.03)
 
 
 # ── S15: warm-up ────────────────────────────────────────────────────────────────────────────
@@ -225,10 +229,10 @@ def lags(speeds: Array) -> Array:
 def test_a_cold_first_request_is_noticed(attained: Attained) -> None:
     speeds = requests(216, start_minutes(positions(5, 6)))
     _, p = verdict.slow_start(lags(speeds))
-    attained("S15", "warm, 30 loads: flagged", (p < verdict.WARM_UP_P).mean(), "≤", 0.02, "%")
+    attained("S15", "warm, 30 loads: flagged", (p < verdict.WARM_UP_P).mean(), "≤", 0.02)
     speeds[..., 0] -= 0.02
     residue, p = verdict.slow_start(lags(speeds))
-    attained("S15", "first request 2 % slower, 30 loads: flagged", (p < verdict.WARM_UP_P).mean(), "≥", 0.95, "%")
+    attained("S15", "first request 2 % slower, 30 loads: flagged", (p < verdict.WARM_UP_P).mean(), "≥", 0.95)
     one = verdict.warm_up(speeds[0].reshape(-1, 3).tolist())
     assert one is not None
     assert (one.residue, one.p) == pytest.approx((-math.expm1(-residue[0]), p[0]))

@@ -1,0 +1,325 @@
+"""How fast decoding can be at all: bytes that a token must read, over the bandwidth of where they lie.
+
+A single stream reads every active weight once a token, and host and device take turns, so the sum
+of both times is a bound. The band between ceiling and floor is wide; it catches gross errors only:
+a counter that lies, a placement that is not what it seems, memory that spilled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness import telemetry
+from harness.machine import Gpu, Machine
+from harness.process import cache_dir
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Bytes = np.ndarray[Any, np.dtype[np.float32]]
+
+FORMAT = 1  # of the cached probe
+CACHES = 4  # active bytes below so many caches may be served from them, and bound nothing
+DEVICE_CACHE_BYTES = 128 << 20  # drivers do not tell theirs; no GPU so far has more
+SMALLEST_BYTES, LARGEST_BYTES = 256 << 20, 1 << 30  # of all probe arrays together
+PROBE_S = 4.0
+ROUNDS = 5
+PEAK = 1.1  # numpy may miss the best by so much
+ABOVE = 1.10  # of the ceiling, before a speed is called impossible
+HOST_LEAST, DEVICE_LEAST = 0.2, 0.25  # of typical bandwidth, in the slowest honest reports
+CROSSING_S = 100e-6  # once between host and device, at worst
+SLOWER = 1.03  # with more on the device, before the sign is called wrong
+
+# Published bytes a second where the driver gives neither bus width nor clock: unified memory.
+PUBLISHED = {r"\bGB10\b": 273e9, r"\bThor\b": 273e9, r"\bOrin\b": 204.8e9}
+
+
+class Flag(StrEnum):
+    IMPOSSIBLE = "IMPOSSIBLE"  # above the ceiling
+    TOO_SLOW = "TOO_SLOW"  # below the floor
+
+
+class Traffic(Protocol):
+    """What one decoded token moves."""
+
+    @property
+    def bytes_per_token_host(self) -> int: ...
+    @property
+    def bytes_per_token_device(self) -> int: ...
+    @property
+    def crossings(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProbe:
+    """Host memory bandwidth in bytes a second, best of a few rounds for each kernel."""
+
+    kernels: dict[str, float]
+    array_bytes: int
+    threads: int  # of the best read
+    seconds: float
+    foreign_cores: float | None = None  # while it ran
+
+    @property
+    def peak(self) -> float:
+        """More than any program can have."""
+        return PEAK * max(self.kernels.values())
+
+    @property
+    def typical(self) -> float:
+        """What reading alone gets."""
+        return statistics.median(self.kernels[name] for name in READS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """Bytes a second; None is unknown. With several GPUs, the fastest and the slowest."""
+
+    host_peak: float | None = None
+    host_typical: float | None = None
+    device_peak: float | None = None
+    device_least: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """Between which speeds decoding must lie. `reason` says why a bound is missing."""
+
+    ceiling_tps: float | None = None
+    floor_tps: float | None = None
+    reason: str | None = None
+
+    def flag(self, tps: float) -> Flag | None:
+        """Whether this speed lies outside."""
+        if self.ceiling_tps is not None and tps > ABOVE * self.ceiling_tps:
+            return Flag.IMPOSSIBLE
+        if self.floor_tps is not None and tps < self.floor_tps:
+            return Flag.TOO_SLOW
+        return None
+
+    def share(self, tps: float) -> float | None:
+        """Part of the ceiling that was reached; None without one."""
+        return None if self.ceiling_tps is None else tps / self.ceiling_tps
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One placement of a sweep."""
+
+    label: str
+    device_bytes: int
+    tps: float
+    spilled: bool = False
+
+
+# ── bounds: pure ────────────────────────────────────────────────────────────────────────────
+
+
+def band(
+    traffic: Traffic | None,
+    bandwidth: Bandwidth,
+    *,
+    host_cache_bytes: int | None = None,
+    device_cache_bytes: int = DEVICE_CACHE_BYTES,
+    stand_in: bool = False,
+) -> Band:
+    """Ceiling and floor of one placement, in tokens a second.
+
+    A side whose active bytes may come from a cache bounds nothing from above, but still counts below.
+    """
+    if stand_in:
+        return Band(reason="stand-in device: speed says nothing about a GPU")
+    if traffic is None:
+        return Band(reason="the engine chose the placement")
+    host, device = traffic.bytes_per_token_host, traffic.bytes_per_token_device
+    if host_cache_bytes is None and device == 0:
+        return Band(reason="the size of the CPU's caches is unknown")
+    least_s = 0.0
+    if host_cache_bytes is not None and host >= CACHES * host_cache_bytes and bandwidth.host_peak:
+        least_s += host / bandwidth.host_peak
+    if device >= CACHES * device_cache_bytes and bandwidth.device_peak:
+        least_s += device / bandwidth.device_peak
+    if not least_s:
+        known = bandwidth.host_peak if host >= device else bandwidth.device_peak
+        return Band(reason="active weights fit a cache" if known else "memory bandwidth is unknown")
+    return Band(ceiling_tps=1 / least_s, floor_tps=_floor(traffic, bandwidth))
+
+
+def _floor(traffic: Traffic, bandwidth: Bandwidth) -> float | None:
+    most_s = traffic.crossings * CROSSING_S
+    for size, typical, least in (
+        (traffic.bytes_per_token_host, bandwidth.host_typical, HOST_LEAST),
+        (traffic.bytes_per_token_device, bandwidth.device_least, DEVICE_LEAST),
+    ):
+        if size and not typical:
+            return None
+        most_s += size / (least * typical) if size and typical else 0.0
+    return 1 / most_s if most_s else None
+
+
+def wrong_signs(points: Sequence[Point]) -> tuple[tuple[Point, Point], ...]:
+    """Neighbours of a sweep where more on the device is clearly slower, and nothing spilled: (slower, faster)."""
+    ordered = sorted(points, key=lambda point: point.device_bytes)
+    return tuple(
+        (more, less)
+        for less, more in pairwise(ordered)
+        if more.device_bytes > less.device_bytes and less.tps > SLOWER * more.tps and not more.spilled
+    )
+
+
+# ── bandwidth ───────────────────────────────────────────────────────────────────────────────
+
+
+def bandwidth(machine: Machine, host: HostProbe | None) -> Bandwidth:
+    """What is known of this machine; one GPU of unknown speed makes all of them unknown."""
+    speeds = [device_bytes_s(gpu) for gpu in machine.gpus]
+    known = [speed for speed in speeds if speed is not None]
+    whole = bool(known) and len(known) == len(speeds)
+    return Bandwidth(
+        host_peak=host.peak if host else None,
+        host_typical=host.typical if host else None,
+        device_peak=max(known) if whole else None,
+        device_least=min(known) if whole else None,
+    )
+
+
+def device_bytes_s(gpu: Gpu) -> float | None:
+    """Memory bandwidth of a GPU: bus width × highest memory clock × 2 transfers / 8 bits."""
+    for name, published in PUBLISHED.items():
+        if re.search(name, gpu.name):
+            return published
+    if gpu.bus_width_bits is None or gpu.memory_clock_mhz is None:
+        return None
+    return gpu.bus_width_bits / 8 * gpu.memory_clock_mhz * 1e6 * 2
+
+
+def host_probe(machine: Machine, folder: Path | None = None) -> HostProbe | None:
+    """Host bandwidth, probed once for each machine (about 5 s) and kept; None if memory is too small for it.
+
+    A probe during which other programs worked is used, and not kept.
+    """
+    path = (folder or cache_dir()) / f"bandwidth-{_machine_key(machine)}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return HostProbe(**json.loads(path.read_text(encoding="utf-8")))
+    size = probe_bytes(machine)
+    if size is None:
+        return None
+    found = probe(size, machine.physical_cores)
+    if found.foreign_cores is None or found.foreign_cores <= telemetry.FOREIGN_CORES:
+        with contextlib.suppress(OSError):  # a read-only home costs time, not the run
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(asdict(found)), encoding="utf-8")
+            partial.replace(path)
+    return found
+
+
+def probe_bytes(machine: Machine) -> int | None:
+    """Size of the probe arrays: well above the caches, at most 1 GiB and a quarter of what is available."""
+    cache = machine.last_level_cache_bytes or 0
+    size = min(max(2 * CACHES * cache, SMALLEST_BYTES), LARGEST_BYTES, machine.available_bytes // 4)
+    return size if size >= max(CACHES * cache, SMALLEST_BYTES // 4) else None
+
+
+def probe(
+    size: int, cores: int, *, limit_s: float = PROBE_S, clock: Callable[[], float] = time.perf_counter
+) -> HostProbe:
+    """Run every kernel on every thread count, best of five rounds, or of those that `limit_s` allows (at least one)."""
+    import numpy as np
+
+    begin, reader = clock(), telemetry.Reader()
+    before = reader.read()
+    best: dict[str, tuple[float, int]] = {}
+    whole = np.empty(size // 4, np.float32)
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(lambda part: part.fill(1.0), _slices(whole, cores)))  # first touch where it will be read
+        for number, (name, threads) in enumerate(_rounds(cores)):
+            if clock() - begin > limit_s and number >= len(_KERNELS):
+                break
+            kernel, share = _KERNELS[name]
+            parts = list(zip(*(_slices(array, threads) for array in np.split(_cut(whole, share), share)), strict=True))
+            start = clock()
+            list(pool.map(lambda arrays, run=kernel: run(*arrays), parts))
+            speed = share * (whole.size // share) * 4 / max(clock() - start, 1e-9)
+            best[name] = max(best.get(name, (0.0, 0)), (speed, threads))
+    after = reader.read()
+    return HostProbe(
+        kernels={name: speed for name, (speed, _) in best.items()},
+        array_bytes=size,
+        threads=max(best[name] for name in READS)[1],
+        seconds=clock() - begin,
+        foreign_cores=telemetry.foreign_mean((before, after)),
+    )
+
+
+def _rounds(cores: int) -> Iterator[tuple[str, int]]:
+    """Kernels and thread counts, the most promising first: all cores, then half of them, and so on down to one."""
+    counts = [cores]
+    while counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    yield from ((name, threads) for threads in counts * ROUNDS for name in _KERNELS)
+
+
+def _slices(array: Bytes, parts: int) -> list[Bytes]:
+    step = -(-array.size // parts)
+    return [array[start : start + step] for start in range(0, array.size, step)]
+
+
+def _cut(array: Bytes, parts: int) -> Bytes:
+    """The array, shortened so that it splits evenly."""
+    return array[: array.size // parts * parts]
+
+
+def _largest(a: Bytes) -> None:
+    a.max()
+
+
+def _total(a: Bytes) -> None:
+    a.sum()
+
+
+def _bits(a: Bytes) -> None:
+    import numpy as np
+
+    np.bitwise_or.reduce(a.view(np.uint32))
+
+
+def _copy(a: Bytes, b: Bytes) -> None:
+    import numpy as np
+
+    np.copyto(b, a)
+
+
+def _add(a: Bytes, b: Bytes, c: Bytes) -> None:
+    import numpy as np
+
+    np.add(a, b, out=c)
+
+
+# name → kernel, and how many arrays it moves; all release the interpreter's lock
+_KERNELS: dict[str, tuple[Callable[..., None], int]] = {
+    "max": (_largest, 1),
+    "sum": (_total, 1),
+    "or": (_bits, 1),
+    "copy": (_copy, 2),
+    "add": (_add, 3),
+}
+READS = ("max", "sum", "or")
+
+
+def _machine_key(machine: Machine) -> str:
+    facts = (FORMAT, machine.cpu, machine.physical_cores, machine.numa_nodes, machine.last_level_cache_bytes)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

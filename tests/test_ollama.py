@@ -1,0 +1,1091 @@
+"""Ollama as an adapter: what it is told, what its lines and its log mean, and that nothing of it stays.
+
+Most tests run against a fake Ollama, which is a real process; those marked `engine` need a real one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from backends import embedded_server, ollama_daemon, ollama_session, ollama_store
+from backends.llama_http import GREEDY
+from backends.ollama import Ollama, read_devices
+from backends.ollama_session import OllamaSession, failure
+from harness import model, process, synth
+from harness.arms import apply_knobs
+from harness.contract import Buffer, Chunk, Device, Engine, ModelFile, Prompt, Settings, Usage
+from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable, UsageError
+from harness.measure import Timeouts, measure
+from harness.testing import engines
+from harness.testing.conformance import PATIENCE, SETTINGS, Conformance, Subject, our_processes
+from harness.testing.engines import Engines
+from harness.testing.script import Script
+
+DATA = Path(__file__).parent / "data"
+MODEL = ModelFile(Path("/models/a b.gguf"), (Path("/models/a b.gguf"),), "qwen3moe", 10**9, "5" * 64, "digest")
+LIMIT_S = 60.0  # for what takes a second on a quiet machine
+NOTHING = Settings(context=None, batch=None, ubatch=None, flash_attention=None, kv_k=None, kv_v=None)
+
+
+def await_that(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.02)
+
+
+def sessions() -> list[Path]:
+    """Private folders that are left."""
+    return sorted((process.cache_dir() / "sessions").glob("*"))
+
+
+# ── arms ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_batch_size_sets_both_of_the_harness() -> None:
+    settings = apply_knobs(Ollama().parse("ollama,b=1024"), Settings())
+    assert (settings.batch, settings.ubatch) == (1024, 1024)
+    assert (
+        Ollama().parse("ollama,ub=1024") == Ollama().parse("ollama,b=1024") == Ollama().parse("ollama,ub=1024,b=1024")
+    )
+
+
+def test_one_kv_type_sets_both_halves() -> None:
+    settings = apply_knobs(Ollama().parse("ollama,ctv=q8_0"), Settings())
+    assert (settings.kv_k, settings.kv_v) == ("q8_0", "q8_0")
+
+
+@pytest.mark.parametrize("text", ["ollama,b=1024,ub=512", "ollama,ctk=q8_0,ctv=f16"])
+def test_two_values_for_what_ollama_has_one_of_are_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match=r"Ollama has one .*; give \w+ or \w+"):
+        Ollama().parse(text)
+
+
+@pytest.mark.parametrize("text", ["ollama,lm=mmap", "ollama,rpc=a:1", "ollama,ngl=3"])
+def test_a_knob_that_ollama_does_not_have_names_those_it_has(text: str) -> None:
+    with pytest.raises(UsageError, match="known: b, c, ctk, ctv, fa, t, ub"):
+        Ollama().parse(text)
+
+
+def test_an_arm_reads_as_it_was_written() -> None:
+    for text in ("ollama", "ollama@ngl=20", "ollama@cpu-moe", "ollama@ncmoe=20", "ollama@cpu", "ollama,c=8192,t=3"):
+        assert str(Ollama().parse(text)) == text
+
+
+# ── what a person pastes ────────────────────────────────────────────────────────────────────
+
+
+def command(arm: str, settings: Settings) -> list[str]:
+    parsed = Ollama().parse(arm)
+    return Ollama().command(parsed, MODEL, apply_knobs(parsed, settings)).splitlines()
+
+
+def test_the_command_serves_creates_and_runs() -> None:
+    host, serve, create, run = command("ollama@ngl=20", Settings(threads=3, load_mode="none"))
+    assert host == "export OLLAMA_HOST=127.0.0.1:11435"
+    assert serve == "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=f16 ollama serve & sleep 2"
+    assert shlex.split(create)[2:-6] == [
+        "FROM /models/a b.gguf",
+        "PARAMETER num_ctx 4096",
+        "PARAMETER num_batch 512",
+        "PARAMETER num_thread 3",
+        "PARAMETER num_gpu 20",
+        "PARAMETER use_mmap false",
+    ]
+    assert run == "ollama run duel --verbose"
+
+
+def test_a_forced_placement_of_experts_is_in_the_environment_of_the_server() -> None:
+    assert command("ollama@cpu-moe", NOTHING)[1] == "LLAMA_ARG_CPU_MOE=1 ollama serve & sleep 2"
+    assert command("ollama@ncmoe=20", NOTHING)[1] == "LLAMA_ARG_N_CPU_MOE=20 ollama serve & sleep 2"
+
+
+def test_stock_settings_leave_everything_to_ollama() -> None:
+    _, serve, create, _ = command("ollama", NOTHING)
+    assert serve == "ollama serve & sleep 2"
+    assert "PARAMETER" not in create
+
+
+# ── the wire ────────────────────────────────────────────────────────────────────────────────
+
+
+def session(**changed: Any) -> OllamaSession:
+    """A session that is only read with."""
+    engine = Engine(product="Ollama", version="0.32.15", path=Path("/bin/ollama"), origin="PATH")
+    fixed = {"engine": engine, "url": "http://127.0.0.1:9", "model": "m", "options": {}, "pids": tuple}
+    return OllamaSession(**fixed | changed)
+
+
+def test_a_request_is_raw_streamed_and_leaves_no_sampler_to_a_default() -> None:
+    opened = session(options={"num_ctx": 4096, "num_gpu": None})
+    request = opened.request(Prompt("p", "a <tag>\n"), 64)
+    body = json.loads(request.body)
+    assert request.url == "http://127.0.0.1:9/api/generate"
+    assert (body["prompt"], body["raw"], body["stream"], body["think"]) == ("a <tag>\n", True, True, False)
+    assert (body["truncate"], body["shift"]) == (False, False)
+    assert "keep_alive" not in body
+    assert body["options"] == {"num_ctx": 4096, "num_predict": 64, "stop": [], **GREEDY}
+    assert (GREEDY["temperature"], GREEDY["repeat_penalty"], GREEDY["min_p"]) == (0.0, 1.0, 0.0)
+
+
+def test_no_request_asks_for_zero_tokens_for_that_means_without_end() -> None:
+    assert json.loads(session().request(Prompt("p", "x"), 0).body)["options"]["num_predict"] == 1
+
+
+def test_text_and_thinking_are_both_text() -> None:
+    assert session().read(b'{"model":"m","response":" cold","done":false}') == Chunk(" cold")
+    assert session().read(b'{"thinking":"hm","response":"","done":false}') == Chunk("hm")
+
+
+def test_the_last_line_holds_counts_and_seconds() -> None:
+    line = (
+        b'{"response":"","done":true,"done_reason":"length","total_duration":600480398,"load_duration":580702485,'
+        b'"prompt_eval_count":3,"prompt_eval_duration":7367000,"eval_count":4,"eval_duration":9758000}'
+    )
+    assert session().read(line) == Usage(
+        prompt_tokens=3, generated_tokens=4, prefill_s=0.007367, decode_s=0.009758, load_s=0.580702485, stop="length"
+    )
+
+
+def test_what_the_last_line_leaves_out_is_unknown() -> None:
+    assert session().read(b'{"done":true,"done_reason":"stop"}') == Usage(stop="stop")
+
+
+def test_newer_versions_tell_the_cached_tokens_themselves() -> None:
+    usage = session().read(b'{"done":true,"prompt_eval_count":21,"prompt_eval_cached_count":16}')
+    assert usage == Usage(prompt_tokens=21, cached_tokens=16)
+
+
+def test_an_error_in_the_stream_is_a_failure() -> None:
+    with pytest.raises(EngineFailed, match="unexpected EOF"):
+        session().read(b'{"error":"an error was encountered while running the model: unexpected EOF"}')
+
+
+# ── the log ─────────────────────────────────────────────────────────────────────────────────
+
+
+def settled(log: Path, usage: Usage) -> Usage:
+    return session(log=log).settle(usage)
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt_tokens", "prefill_s", "cached", "truncated"),
+    [
+        ("stand-in", 2, 0.015376, 0, False),
+        ("stand-in", 2, 0.026499, 1, False),
+        ("stand-in", 230, 0.633967, 0, True),
+        ("embedded", 2, 0.008362, 0, False),
+        ("embedded", 2, 0.006143, 1, False),
+    ],
+)
+def test_cached_tokens_and_cuts_come_from_the_log(
+    name: str, prompt_tokens: int, prefill_s: float, cached: int, truncated: bool
+) -> None:
+    usage = Usage(prompt_tokens=prompt_tokens, prefill_s=prefill_s)
+    found = settled(DATA / f"ollama-0.32.15-{name}.log", usage)
+    assert (found.cached_tokens, found.truncated) == (cached, truncated)
+
+
+def test_a_request_that_the_log_does_not_tell_of_keeps_its_cache_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ollama_session, "SETTLE_S", 0.0)
+    usage = Usage(prompt_tokens=2, prefill_s=9.0)
+    assert settled(DATA / "ollama-0.32.15-embedded.log", usage) == usage
+
+
+def test_each_line_of_the_log_is_taken_for_one_request_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ollama_session, "SETTLE_S", 0.0)
+    log = tmp_path / "log"
+    log.write_text("prompt eval time = 5.10 ms / 1 tokens\nstop processing: n_tokens = 1, truncated = 0\n")
+    opened, usage = session(log=log), Usage(prompt_tokens=2, prefill_s=0.0051)
+    assert opened.settle(usage).cached_tokens == 1
+    assert opened.settle(usage).cached_tokens is None
+    with log.open("a") as file:
+        file.write("prompt eval time = 5.10 ms / 2 tokens\nstop processing: n_tokens = 2, truncated = 0\n")
+    assert opened.settle(usage).cached_tokens == 0
+
+
+def test_settling_waits_for_a_log_that_comes_late(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+
+    def write() -> None:
+        with log.open("a") as file:
+            file.write("prompt eval time = 5.10 ms / 2 tokens\n")
+
+    late = threading.Timer(0.1, write)
+    late.start()
+    assert settled(log, Usage(prompt_tokens=2, prefill_s=0.0051)).cached_tokens == 0
+    late.join()
+
+
+def test_buffers_and_settings_of_the_runner_come_from_the_log() -> None:
+    realised = session(log=DATA / "ollama-0.32.15-stand-in.log").realised()
+    assert realised.buffers is not None
+    on_device = {buffer.kind: buffer.bytes for buffer in realised.buffers if not buffer.on_host}
+    assert on_device == {"weights": round(93.46 * 2**20), "kv": round(1.5 * 2**20), "compute": round(5.5 * 2**20)}
+    asked = ("context", "batch", "ubatch", "threads", "flash_attention", "kv_k", "kv_v", "load_mode", "slots", "build")
+    assert [realised.settings[name] for name in asked] == [
+        *("256", "256", "256", "1", "off", "f16", "f16", "none", "1", "b11434")
+    ]
+
+
+def test_devices_are_those_that_ollama_found() -> None:
+    log = (
+        'level=INFO source=types.go:32 msg="inference compute" id=GPU-6a filter_id="" library=CUDA compute=9.0 '
+        'name=CUDA0 description="NVIDIA H200" libdirs=ollama,cuda_v13 driver=13.0 pci_id=0000:01:00.0 '
+        'type=discrete total="139.7 GiB" available="12.6 GiB"\n'
+    )
+    assert read_devices(log) == (Device("CUDA0", "NVIDIA H200", round(139.7 * 2**30), round(12.6 * 2**30)),)
+
+
+def test_a_machine_without_a_device_has_none() -> None:
+    assert read_devices((DATA / "ollama-0.32.15-embedded.log").read_text()) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (
+            "llama-server process has terminated: exit status 1: cudaMalloc failed: out of memory\n"
+            "error loading model: unable to allocate CUDA0 buffer",
+            DoesNotFit,
+            "out of memory for weights",
+        ),
+        ("model requires more system memory (24.1 GiB) than is available (3.0 GiB)", DoesNotFit, "24.1 GiB"),
+        (
+            "llama-server process has terminated: exit status 1: error loading model: "
+            "unknown model architecture: 'qwen9moe'",
+            Crashed,
+            "does not know the model's architecture",
+        ),
+        ("llama-server process has terminated: signal: killed", Crashed, "lack of memory"),
+        ("timed out waiting for llama-server to start - ", TimedOut, "gave up waiting"),
+        ("something new\nin two lines", EngineFailed, "Ollama says: something new in two lines"),
+    ],
+)
+def test_a_failed_load_is_classified(text: str, kind: type[EngineFailed], words: str) -> None:
+    error = failure(text)
+    assert type(error) is kind
+    assert words in str(error)
+    assert "\n" not in str(error)
+
+
+def test_what_the_runner_wrote_explains_an_error_that_says_nothing() -> None:
+    log = (
+        'time=2026-11-30T00:15:43.930Z level=INFO msg=x error="no such file"',
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 15000.00 MiB on device 0: cudaMalloc failed",
+        "llama_model_load: error loading model: unable to allocate CUDA0 buffer",
+    )
+    assert isinstance(failure("llama-server process has terminated: exit status 1", log), DoesNotFit)
+
+
+# ── an Ollama of ours, as a fake ────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> model.Model:
+    """A small MoE model with a known answer."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return model.load(synth.write(path, synth.scaled(synth.SHAPES["tiny"], 24 << 20)))
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Iterator[Engines]:
+    with engines.fake(tmp_path / "fake") as found:
+        yield found
+
+
+class TestFakeOllama(Conformance):
+    """All that the harness relies on."""
+
+    @pytest.fixture
+    def subject(self, fakes: Engines, weights: model.Model) -> Subject:
+        return Subject(
+            backend=Ollama(),
+            model=weights.file,
+            arms=("ollama", "ollama@ngl=2", "ollama@cpu-moe", "ollama@ncmoe=3,b=256"),
+            missing={"ollama": "/no/such/place"},
+        )
+
+
+def open_arm(
+    backend: Ollama, engine: Engine, weights: model.Model, arm: str, log: Path, settings: Settings = SETTINGS
+) -> contextlib.AbstractContextManager[OllamaSession]:
+    parsed = backend.parse(arm)
+    return backend.open(engine, weights.file, parsed, apply_knobs(parsed, settings), log)
+
+
+def test_a_path_that_is_given_wins_over_path(fakes: Engines, tmp_path: Path) -> None:
+    other = engines.install(tmp_path / "other")
+    for given in (other.ollama, other.bin, other.folder):
+        engine = Ollama().find({"ollama": str(given)})
+        assert (engine.path, engine.origin) == (other.ollama, "option")
+    assert Ollama().find({}).path == fakes.ollama
+
+
+def test_ollama_with_a_runner_of_its_own_is_started_where_it_lies(
+    fakes: Engines, weights: model.Model, tmp_path: Path
+) -> None:
+    backend = Ollama()
+    engine = backend.find({})
+    assert (engine.runner, str(engine)) == (None, "Ollama 0.32.15")
+    with open_arm(backend, engine, weights, "ollama", tmp_path / "log") as opened:
+        assert str(fakes.folder / "lib" / "ollama" / "llama-server") in opened.realised().argv
+
+
+def test_ollama_without_a_runner_gets_a_build_of_ours_and_says_so(tmp_path: Path, weights: model.Model) -> None:
+    with engines.fake(tmp_path / "fake", runner=False) as found:
+        backend = Ollama()
+        engine = backend.find({})
+        assert str(engine) == "Ollama 0.32.15 + runner llama.cpp b11434 (not its own)"
+        with open_arm(backend, engine, weights, "ollama", tmp_path / "log") as opened:
+            (folder,) = sessions()
+            assert (folder / "lib" / "ollama" / "llama-server").samefile(found.llama_server)
+            assert (folder / "bin" / "ollama").samefile(found.ollama)
+            assert str(folder / "lib" / "ollama" / "llama-server") in opened.realised().argv
+        assert sessions() == []
+
+
+def test_without_any_llama_server_ollama_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with engines.fake(tmp_path / "fake", runner=False) as found:
+        with pytest.raises(Unavailable, match="no llama-server that can be used"):
+            Ollama().find({"llama-server": str(tmp_path / "nowhere")})
+        assert found.ollama.exists()
+
+
+def test_a_stand_in_device_needs_a_runner_with_rpc(tmp_path: Path) -> None:
+    with (
+        engines.fake(tmp_path / "fake", rpc=False),
+        pytest.raises(Unavailable, match="`llamaduel engines install llama-cpp`"),
+    ):
+        Ollama().find({"stand-in": "1"})
+
+
+def test_settings_and_placement_reach_the_runner(fakes: Engines, weights: model.Model, tmp_path: Path) -> None:
+    backend = Ollama()
+    settings = Settings(threads=1, load_mode="none")
+    engine = backend.find({})
+    with open_arm(backend, engine, weights, "ollama@ngl=3,c=2048,b=256,ctk=q8_0", tmp_path / "log", settings) as opened:
+        realised = opened.realised()
+    words = shlex.join(realised.argv)
+    for flags in ("-c 2048", "-b 256 -ub 256", "-ngl 3", "-t 1", "--flash-attn on", "--load-mode none"):
+        assert flags in words
+    assert "--cache-type-k q8_0 --cache-type-v q8_0" in words
+    assert realised.settings["context"] == "2048"
+
+
+def test_stock_settings_are_not_sent(fakes: Engines, weights: model.Model, tmp_path: Path) -> None:
+    backend = Ollama()
+    with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log", NOTHING) as opened:
+        assert (
+            json.loads(opened.request(Prompt("p", "x"), 1).body)["options"]
+            .keys()
+            .isdisjoint({"num_ctx", "num_batch", "num_thread", "num_gpu", "use_mmap"})
+        )
+        assert {"-t", "-ngl", "--cache-type-k"}.isdisjoint(opened.realised().argv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ubatch": 256}, "one batch size"),
+        ({"kv_v": "q8_0"}, "one KV cache type"),
+        ({"load_mode": "dio"}, "cannot load by 'dio'"),
+        ({"rpc": ("a:1",)}, "over RPC"),
+    ],
+)
+def test_settings_that_ollama_cannot_have_are_unavailable(
+    changes: dict[str, Any], words: str, fakes: Engines, weights: model.Model, tmp_path: Path
+) -> None:
+    backend = Ollama()
+    settings = dataclasses.replace(SETTINGS, **changes)
+    with (
+        pytest.raises(Unavailable, match=words),
+        open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log", settings),
+    ):
+        pass
+
+
+def test_a_stand_in_device_is_seen_by_the_runner(fakes: Engines, weights: model.Model, tmp_path: Path) -> None:
+    backend = Ollama()
+    engine = backend.find({"stand-in": "1"})
+    settings = dataclasses.replace(SETTINGS, stand_in_bytes=8 << 20)
+    with open_arm(backend, engine, weights, "ollama@cpu-moe", tmp_path / "log", settings) as opened:
+        realised = opened.realised()
+        assert len(realised.pids) == 3  # the server, its runner, the device
+        assert [buffer for buffer in realised.buffers or () if not buffer.on_host]
+        assert "not stock: LLAMA_ARG_CPU_MOE=1" in realised.notes
+    assert our_processes() == set()
+
+
+def test_prompt_tokens_from_a_cache_are_told(tmp_path: Path, weights: model.Model) -> None:
+    with engines.fake(tmp_path / "fake", Script(cached=2)):
+        backend = Ollama()
+        with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log") as opened:
+            sample = measure(opened, Prompt("p", "the quick brown fox"), 4)
+    assert sample.usage is not None
+    assert sample.usage.cached_tokens == 2
+    assert sample.invalid == "2 prompt tokens came from a cache"
+
+
+def test_another_runner_between_two_requests_is_a_failure(fakes: Engines, weights: model.Model, tmp_path: Path) -> None:
+    backend = Ollama()
+    with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log") as opened:
+        _, runner = opened.realised().pids
+        psutil.Process(runner).kill()
+        sample = measure(opened, Prompt("p", "the quick brown"), 4)
+        assert sample.usage is not None  # Ollama started another one and said nothing
+        assert "changed its runner" in str(sample.fault)
+
+
+def test_when_serve_is_killed_its_runner_goes_with_it(fakes: Engines, weights: model.Model, tmp_path: Path) -> None:
+    backend = Ollama()
+    with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log") as opened:
+        serve, _ = opened.realised().pids
+        psutil.Process(serve).kill()
+        await_that(opened.death, "its death")
+        assert "SIGKILL" in str(opened.death())
+    assert our_processes() == set()
+    assert sessions() == []
+
+
+def test_a_runner_that_does_not_fit_is_told_from_one_that_crashes(tmp_path: Path, weights: model.Model) -> None:
+    text = "llama_model_load: error loading model: unable to allocate CUDA0 buffer"
+    with engines.fake(tmp_path / "fake", Script(dies_loading=text)):
+        backend = Ollama()
+        with (
+            pytest.raises(DoesNotFit, match="unable to allocate CUDA0 buffer"),
+            open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log"),
+        ):
+            pass
+    assert our_processes() == set()
+
+
+def test_a_load_that_never_ends_is_given_up(
+    tmp_path: Path, weights: model.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.ollama.LOAD_S", 1.0)
+    with engines.fake(tmp_path / "fake", cases=[{"when": "--model", "hangs_loading": True}]):
+        backend = Ollama()
+        with (
+            pytest.raises(TimedOut, match="did not load the model within"),
+            open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log"),
+        ):
+            pass
+    assert our_processes() == set()
+
+
+def test_an_ollama_that_does_not_start_is_a_failure_with_its_last_words(tmp_path: Path) -> None:
+    with (
+        engines.fake(tmp_path / "fake", cases=[{"when": "ollama serve", "refuses": "Error: no such thing"}]),
+        pytest.raises(Crashed, match=r"ended while starting: .*\(Error: no such thing\)"),
+    ):
+        Ollama().find({})
+
+
+def test_a_port_that_is_taken_meanwhile_is_left_for_another(
+    fakes: Engines, weights: model.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Ollama()
+    engine = backend.find({})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = iter([int(taken.getsockname()[1]), process.free_port()])
+        monkeypatch.setattr(process, "free_port", lambda: next(ports))
+        with open_arm(backend, engine, weights, "ollama", tmp_path / "log") as opened:
+            assert opened.death() is None
+    assert next(ports, None) is None
+
+
+@pytest.mark.parametrize(("version", "words"), [("0.24.0", "take 0.30 or newer"), ("0.32.5", "take 0.32.6 or newer")])
+def test_an_ollama_that_is_too_old_is_unavailable(version: str, words: str, fakes: Engines, tmp_path: Path) -> None:
+    old = tmp_path / "old" / "bin" / "ollama"  # without a runner beside it
+    old.parent.mkdir(parents=True)
+    old.write_text(fakes.ollama.read_text().replace("main(", f"main.__globals__.update(VERSION={version!r}); main("))
+    old.chmod(0o755)
+    with pytest.raises(Unavailable, match=words):
+        Ollama().find({"ollama": str(old)})
+
+
+# ── private folders ─────────────────────────────────────────────────────────────────────────
+
+HOLD = """
+import sys
+from pathlib import Path
+from backends.ollama import Ollama
+from harness import model
+from harness.contract import Settings
+backend = Ollama()
+weights = model.load(Path(sys.argv[1])).file
+settings = Settings(context=1024, threads=1, flash_attention="off", load_mode="none")
+with backend.open(backend.find({}), weights, backend.parse("ollama"), settings, Path(sys.argv[2])) as session:
+    print(*session.realised().pids, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def harness_holding(weights: model.Model, log: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """Another harness with a loaded model; the pids of its engine."""
+    argv = [sys.executable, "-c", HOLD, str(weights.file.path), str(log)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            yield other, [int(pid) for pid in other.stdout.readline().split()]
+        finally:
+            other.kill()
+
+
+def is_gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_a_killed_harness_leaves_no_engine_and_its_folder_goes_with_the_next_start(
+    tmp_path: Path, weights: model.Model
+) -> None:
+    with engines.fake(tmp_path / "fake", runner=False):
+        with harness_holding(weights, tmp_path / "log") as (other, pids):
+            assert len(pids) == 2
+            (folder,) = sessions()
+            Ollama().find({})
+            assert sessions() == [folder]  # of a harness that lives
+            other.kill()
+            other.wait()
+        await_that(lambda: all(is_gone(pid) for pid in pids), "the end of its engine")
+        assert sessions() == [folder]
+        Ollama().find({})
+        assert sessions() == []
+
+
+def test_an_interrupted_harness_leaves_nothing(tmp_path: Path, weights: model.Model) -> None:
+    with engines.fake(tmp_path / "fake", runner=False), harness_holding(weights, tmp_path / "log") as (other, pids):
+        other.send_signal(signal.SIGINT)
+        other.wait(LIMIT_S)
+        assert all(is_gone(pid) for pid in pids)
+        assert sessions() == []
+
+
+# ── the daemon of a user ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("", "http://127.0.0.1:11434"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
+        (":8080", "http://127.0.0.1:8080"),
+        ("localhost:1", "http://localhost:1"),
+        ("http://host", "http://host:80"),
+        ("https://host/path", "https://host:443"),
+        ("host:99/path", "http://host:99"),
+        ("::1", "http://[::1]:11434"),
+        ("[::]:7", "http://[::1]:7"),
+        (" 10.0.0.1 ", "http://10.0.0.1:11434"),
+    ],
+)
+def test_the_host_is_read_as_ollama_reads_it(text: str, url: str) -> None:
+    assert ollama_daemon.url_of(text) == url
+
+
+@pytest.mark.parametrize("text", ["ftp://host", "host:port", "1.2.3.4:99999"])
+def test_a_host_that_is_none_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="OLLAMA_HOST"):
+        ollama_daemon.url_of(text)
+
+
+def test_another_machine_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "192.0.2.1")
+    with pytest.raises(Unavailable, match="--allow-remote"):
+        Ollama().find({"ollama": "attach"})
+
+
+def test_a_daemon_that_does_not_run_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{process.free_port()}")
+    with pytest.raises(Unavailable, match="start it by `ollama serve`"):
+        Ollama().find({"ollama": "attach"})
+
+
+@dataclasses.dataclass(slots=True)
+class Daemon:
+    """A daemon that somebody runs: what it is asked, and what it has."""
+
+    models: dict[str, dict[str, Any]]  # name → reply of /api/show
+    sizes: dict[str, int]
+    loaded: set[str] = dataclasses.field(default_factory=set)
+    blobs: set[str] = dataclasses.field(default_factory=set)
+    asked: list[tuple[str, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    store: Path = Path("/daemon")
+
+    def reply(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        if path.startswith("/api/blobs/"):
+            digest = path.rpartition("/")[2]
+            if method == "HEAD":
+                return (200 if digest in self.blobs else 404), {}
+            self.blobs.add(digest)
+            (self.store / digest.replace(":", "-")).write_bytes(body)
+            return 201, {}
+        data = json.loads(body or b"{}")
+        self.asked.append((path, data))
+        name = str(data.get("model"))
+        match path:
+            case "/api/version":
+                return 200, {"version": "0.32.15"}
+            case "/api/tags":
+                return 200, {
+                    "models": [{"model": each, "name": each, "size": self.sizes[each]} for each in self.models]
+                }
+            case "/api/ps":
+                return 200, {
+                    "models": [{"name": each, "model": each, "size_vram": 3 << 30} for each in sorted(self.loaded)]
+                }
+            case "/api/show":
+                return 200, self.models[name]
+            case "/api/create":
+                self.models[name] = {"modelfile": f"FROM {self.store}/sha256-rewritten\n"}
+                self.sizes[name] = 1
+                return 200, {"status": "success"}
+            case "/api/delete":
+                del self.models[name]
+                return 200, {}
+            case "/api/generate" if data.get("keep_alive") == 0:
+                self.loaded.discard(name)
+                return 200, {"done": True, "done_reason": "unload"}
+            case "/api/generate":
+                self.loaded.add(name)
+                return 200, {"done": True, "done_reason": "length", "eval_count": 1, "load_duration": 5 * 10**8}
+        return 404, {"error": "not found"}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    store = tmp_path / "blobs"
+    store.mkdir()
+    state = Daemon({}, {}, store=store)
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            if self.headers.get("Transfer-Encoding") == "chunked":
+                body = b"".join(self.chunks())
+            else:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, data = state.reply(self.command, self.path, body)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"" if self.command == "HEAD" else json.dumps(data).encode() + b"\n")
+
+        def chunks(self) -> Iterator[bytes]:
+            while size := int(self.rfile.readline(), 16):
+                yield self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+
+        do_GET = do_POST = do_HEAD = do_DELETE = answer  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{server.server_port}")
+    yield state
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def attached(
+    weights: model.Model, arm: str, log: Path, settings: Settings = SETTINGS, **hints: str
+) -> contextlib.AbstractContextManager[OllamaSession]:
+    backend = Ollama()
+    return open_arm(backend, backend.find({"ollama": "attach", **hints}), weights, arm, log, settings)
+
+
+def has(daemon: Daemon, weights: model.Model, name: str, **more: Any) -> None:
+    """Give the daemon a model of exactly these weights."""
+    daemon.models[name] = {"modelfile": f"# FROM x\nFROM /store/blobs/sha256-{weights.file.sha256}\n", **more}
+    daemon.sizes[name] = weights.file.size_bytes + 100
+
+
+def test_the_daemons_own_model_is_used_by_its_digest_and_unloaded_afterwards(
+    daemon: Daemon, weights: model.Model, tmp_path: Path
+) -> None:
+    daemon.models["other:latest"] = {"modelfile": "FROM /store/blobs/sha256-" + "0" * 64}
+    daemon.sizes["other:latest"] = weights.file.size_bytes
+    has(daemon, weights, "mine:latest")
+    with attached(weights, "ollama@ngl=3", tmp_path / "log") as opened:
+        assert (opened.model, daemon.loaded) == ("mine:latest", {"mine:latest"})
+        realised = opened.realised()
+    assert daemon.loaded == set()
+    assert set(daemon.models) == {"other:latest", "mine:latest"}
+    assert realised.buffers is None
+    assert realised.weights == Path(f"/store/blobs/sha256-{weights.file.sha256}")
+    loads = [body for path, body in daemon.asked if path == "/api/generate"]
+    assert loads[0]["options"]["num_gpu"] == 3
+    assert loads[0]["keep_alive"] == "10m"
+
+
+def test_what_was_loaded_before_us_stays_loaded(daemon: Daemon, weights: model.Model, tmp_path: Path) -> None:
+    has(daemon, weights, "mine:latest")
+    daemon.loaded |= {"mine:latest", "other:latest"}
+    with attached(weights, "ollama", tmp_path / "log") as opened:
+        assert any("`ollama stop other:latest`" in note for note in opened.realised().notes)
+    assert daemon.loaded == {"mine:latest", "other:latest"}
+
+
+def test_weights_that_the_daemon_does_not_have_are_copied_and_deleted_again(
+    daemon: Daemon, weights: model.Model, tmp_path: Path
+) -> None:
+    with attached(weights, "ollama", tmp_path / "log") as opened:
+        assert opened.model == f"llamaduel-{weights.file.sha256[:12]}:latest"
+        assert daemon.blobs == {f"sha256:{weights.file.sha256}"}
+        assert set(daemon.models) == daemon.loaded == {opened.model}
+        assert any("got a copy" in note for note in opened.realised().notes)
+    assert (daemon.models, daemon.loaded) == ({}, set())
+    assert list(daemon.store.iterdir()) == []
+
+
+def test_an_upload_that_was_there_before_us_is_not_deleted(
+    daemon: Daemon, weights: model.Model, tmp_path: Path
+) -> None:
+    blob = daemon.store / f"sha256-{weights.file.sha256}"
+    blob.write_bytes(b"theirs")
+    daemon.blobs.add(f"sha256:{weights.file.sha256}")
+    with attached(weights, "ollama", tmp_path / "log"):
+        pass
+    assert blob.read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("more", ["ADAPTER /store/blobs/sha256-1\n", "FROM /store/blobs/sha256-2\n"])
+def test_weights_with_something_on_top_are_not_the_same(
+    more: str, daemon: Daemon, weights: model.Model, tmp_path: Path
+) -> None:
+    has(daemon, weights, "mine:latest")
+    daemon.models["mine:latest"]["modelfile"] += more
+    with attached(weights, "ollama", tmp_path / "log") as opened:
+        assert opened.model != "mine:latest"
+
+
+def test_a_model_that_runs_elsewhere_is_refused_unless_allowed(
+    daemon: Daemon, weights: model.Model, tmp_path: Path
+) -> None:
+    has(daemon, weights, "mine:latest", remote_host="https://ollama.com:443", remote_model="m")
+    with (
+        pytest.raises(Unavailable, match=r"runs on https://ollama\.com.*--allow-remote"),
+        attached(weights, "ollama", tmp_path / "log"),
+    ):
+        pass
+    with attached(weights, "ollama", tmp_path / "log", **{"allow-remote": "1"}) as opened:
+        assert opened.model == "mine:latest"
+
+
+@pytest.mark.parametrize("arm", ["ollama@cpu-moe", "ollama@ncmoe=3", "ollama,fa=on", "ollama,ctk=q8_0"])
+def test_what_needs_the_daemons_environment_is_unavailable(
+    arm: str, daemon: Daemon, weights: model.Model, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(Unavailable, match="leave out `--ollama attach`"),
+        attached(weights, arm, tmp_path / "log"),
+    ):
+        pass
+    assert daemon.loaded == set()
+
+
+def test_a_daemon_beside_ours_that_holds_a_model_is_named_and_left_alone(
+    daemon: Daemon, fakes: Engines, weights: model.Model, tmp_path: Path
+) -> None:
+    daemon.loaded.add("big:70b")
+    backend = Ollama()
+    with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log") as opened:
+        (note,) = [note for note in opened.realised().notes if "big:70b" in note]
+    assert "3.0 GiB on a device; `ollama stop big:70b` frees it" in note
+    assert daemon.loaded == {"big:70b"}
+    assert {path for path, _ in daemon.asked} == {"/api/ps"}
+
+
+# ── real engines ────────────────────────────────────────────────────────────────────────────
+
+KNOWN = Settings(context=1024, threads=1, load_mode="none")
+WORDS = 300
+
+
+@pytest.fixture(scope="module", params=["full", "embedded"])
+def real(request: pytest.FixtureRequest) -> tuple[Ollama, Engine]:
+    """A real Ollama, with a full build of llama.cpp as its runner and with the wheel."""
+    hints = {"llama-server": embedded_server.__file__} if request.param == "embedded" else {}
+    if request.param == "embedded":
+        pytest.importorskip("xllamacpp", reason="the embedded engine is an optional extra")
+    backend = Ollama()
+    try:
+        engine = backend.find(hints)
+    except Unavailable as error:
+        pytest.skip(str(error))
+    if request.param == "full" and engine.runner and "llama.cpp" not in engine.runner:
+        pytest.skip("no full build of llama.cpp on this machine")
+    if request.param == "embedded" and engine.runner is None:
+        pytest.skip("this Ollama has a runner of its own")
+    return backend, engine
+
+
+@pytest.fixture(scope="module")
+def real_device() -> tuple[Ollama, Engine]:
+    backend = Ollama()
+    try:
+        return backend, backend.find({"stand-in": "1"})
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+def prompt_of(weights: model.Model, number: int) -> Prompt:
+    key = weights.answer_key
+    assert key is not None
+    return Prompt(str(number), "".join(f" {key.word(number * 1009 + step * 37)}" for step in range(20)))
+
+
+def answer_to(weights: model.Model, prompt: Prompt, tokens: int) -> str:
+    assert weights.answer_key is not None
+    return weights.answer_key.continuation(prompt.text.split()[-1], tokens)
+
+
+@pytest.mark.engine
+def test_every_token_of_a_known_answer_is_right_and_nothing_is_cached(
+    real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    with open_arm(*real, weights, "ollama", tmp_path / "log", KNOWN) as opened:
+        for number in range(2):
+            prompt = prompt_of(weights, number)
+            counted = opened.count_tokens(prompt.text)
+            expected = answer_to(weights, prompt, WORDS)
+            sample = measure(opened, prompt, WORDS, expected=expected, expected_prompt_tokens=counted)
+            assert sample.invalid is None
+            assert sample.output_ok
+            assert sample.usage is not None
+            assert (sample.usage.generated_tokens, sample.usage.cached_tokens) == (WORDS, 0)
+        realised = opened.realised()
+    assert realised.weights is not None
+    assert realised.weights.name == f"sha256-{weights.file.sha256}"
+    assert realised.settings["context"] == "1024"
+    assert our_processes() == set()
+
+
+@pytest.mark.engine
+def test_one_shared_token_is_counted_as_cached(
+    real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    first = prompt_of(weights, 1).text
+    second = " ".join(["", first.split()[0], *prompt_of(weights, 2).text.split()])
+    with open_arm(*real, weights, "ollama", tmp_path / "log", KNOWN) as opened:
+        measure(opened, Prompt("a", first), 4)
+        sample = measure(opened, Prompt("b", second), 4)
+    assert sample.usage is not None
+    assert sample.usage.cached_tokens == 1
+
+
+@pytest.mark.engine
+def test_an_answer_that_the_context_cuts_is_told(
+    real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    settings = dataclasses.replace(KNOWN, context=256)
+    with open_arm(*real, weights, "ollama", tmp_path / "log", settings) as opened:
+        sample = measure(opened, prompt_of(weights, 3), 400)
+        assert sample.usage is not None
+        assert sample.usage.truncated
+        longer = Prompt("long", "".join(prompt_of(weights, number).text for number in range(20)))
+        assert "exceeds the available context size" in str(measure(opened, longer, 4).invalid)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("victim", [0, 1], ids=["serve", "runner"])
+def test_a_kill_in_mid_stream_is_noticed_and_leaves_nothing(
+    victim: int, real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    with open_arm(*real, weights, "ollama", tmp_path / "log", KNOWN) as opened:
+        killed = psutil.Process(opened.realised().pids[victim])
+        calls = count()
+
+        def clock() -> int:
+            if next(calls) == 12:
+                killed.kill()
+            return time.perf_counter_ns()
+
+        sample = measure(opened, prompt_of(weights, 4), 900, clock=clock, timeouts=PATIENCE)
+        assert sample.usage is None
+        assert sample.invalid
+        assert opened.death()
+    assert our_processes() == set()
+    assert sessions() == []
+
+
+@pytest.mark.engine
+def test_a_request_in_flight_does_not_keep_ollama_alive(
+    real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    started = threading.Event()
+
+    def clock() -> int:
+        started.set()
+        return time.perf_counter_ns()
+
+    with open_arm(*real, weights, "ollama", tmp_path / "log", KNOWN) as opened:
+        patience = Timeouts(first_s=LIMIT_S, gap_s=LIMIT_S, total_s=LIMIT_S)
+        arguments: Mapping[str, Any] = {"clock": clock, "timeouts": patience}
+        flight = threading.Thread(target=measure, args=(opened, prompt_of(weights, 5), 900), kwargs=arguments)
+        flight.start()
+        assert started.wait(LIMIT_S)
+        began = time.monotonic()
+    assert time.monotonic() - began < 20  # the runner by itself would take 30 s
+    flight.join()
+    assert our_processes() == set()
+
+
+@pytest.mark.engine
+def test_an_unknown_architecture_is_told(real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(weights.file.path.read_bytes().replace(b"qwen3moe", b"qwen9moe"))
+    odd = dataclasses.replace(weights.file, path=path, shards=(path,), sha256=ollama_store.sha256(path))
+    backend, engine = real
+    with (
+        pytest.raises(EngineFailed, match="qwen9moe"),
+        backend.open(engine, odd, backend.parse("ollama"), KNOWN, tmp_path / "log"),
+    ):
+        pass
+    assert our_processes() == set()
+
+
+@pytest.mark.engine
+def test_a_model_in_shards_is_merged_once_with_the_same_weights(
+    real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    split = model.load(split_in_two(weights.file.path, tmp_path))
+    assert split.file.digest == weights.file.digest
+    backend, engine = real
+    has_quantize = "xllamacpp" not in str(engine)
+    merged = set()
+    for _ in range(2):
+        with (
+            contextlib.nullcontext() if has_quantize else pytest.raises(Unavailable, match="llama-gguf-split --merge"),
+            backend.open(engine, split.file, backend.parse("ollama"), KNOWN, tmp_path / "log") as opened,
+        ):
+            realised = opened.realised()
+            assert realised.weights is not None
+            assert model.digest_of(realised.weights) == weights.file.digest
+            assert any("merged by Ollama" in note for note in realised.notes)
+            merged.add(realised.weights.stat().st_ino)
+    assert len(merged) == has_quantize
+    assert our_processes() == set()
+
+
+def split_in_two(path: Path, folder: Path) -> Path:
+    """The first shard of the same model in two files."""
+    import numpy as np
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(path)
+    writer = GGUFWriter(folder / "split.gguf", "qwen3moe", split_max_tensors=len(reader.tensors) // 2 + 1)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        plain = tensor.tensor_type == GGMLQuantizationType.F32
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=None if plain else tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "split-00001-of-00002.gguf"
+
+
+def on_device(buffers: tuple[Buffer, ...] | None, kind: str) -> int:
+    assert buffers is not None
+    return sum(buffer.bytes for buffer in buffers if buffer.kind == kind and not buffer.on_host)
+
+
+@pytest.mark.engine
+def test_the_placements_of_a_stand_in_device_differ_in_their_buffers(
+    real_device: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    memory = psutil.virtual_memory().total
+    found = {}
+    small = weights.file.size_bytes // 2
+    for arm, size in (
+        ("ollama", memory),
+        ("ollama@ncmoe=2", memory),
+        ("ollama@cpu-moe", memory),
+        ("ollama@ngl=2", memory),
+        ("ollama@cpu", memory),
+        ("ollama", small),
+    ):
+        settings = dataclasses.replace(KNOWN, flash_attention="off", stand_in_bytes=size)
+        with open_arm(*real_device, weights, arm, tmp_path / f"{arm}-{size}.log", settings) as opened:
+            prompt = prompt_of(weights, 6)
+            sample = measure(opened, prompt, 20, expected=answer_to(weights, prompt, 20))
+            assert sample.output_ok
+            found[arm, size] = on_device(opened.realised().buffers, "weights")
+    whole = found["ollama", memory]
+    assert whole > found["ollama@ncmoe=2", memory] > found["ollama@cpu-moe", memory] > 0
+    assert whole > found["ollama@ngl=2", memory] > 0
+    assert found["ollama@cpu", memory] == 0
+    assert whole > found["ollama", small] > 0
+    assert our_processes() == set()
+
+
+@pytest.mark.engine
+def test_an_interrupt_ends_a_real_ollama_and_its_runner(
+    real: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    with harness_holding(weights, tmp_path / "log") as (other, pids):
+        assert len(pids) == 2
+        other.send_signal(signal.SIGINT)
+        other.wait(LIMIT_S)
+        assert all(is_gone(pid) for pid in pids)
+    assert real
+
+
+@pytest.mark.engine
+def test_a_real_daemon_is_attached_to_and_left_as_it_was(
+    weights: model.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = Ollama()
+    try:
+        engine = backend.find({})
+    except Unavailable as error:
+        pytest.skip(str(error))
+    own = model.load(synth.write(tmp_path / "own.gguf", synth.scaled(synth.SHAPES["tiny"], 16 << 20)))
+    with open_arm(backend, engine, own, "ollama", tmp_path / "daemon.log", KNOWN) as daemon:
+        monkeypatch.setenv("OLLAMA_HOST", daemon.url)
+        has_quantize = "xllamacpp" not in str(engine)
+        for each in (own, weights) if has_quantize else (own,):
+            with attached(each, "ollama@ngl=1", tmp_path / "log", KNOWN) as opened:
+                prompt = prompt_of(each, 7)
+                sample = measure(opened, prompt, 50, expected=answer_to(each, prompt, 50))
+                assert sample.output_ok
+                realised = opened.realised()
+                assert (realised.buffers, "-ngl" in realised.argv) == (None, True)
+                assert realised.weights is not None
+                assert model.digest_of(realised.weights) == each.file.digest
+        with ollama_session.client(daemon.url, LIMIT_S) as client:
+            assert [listed.model for listed in client.list().models] == ["llamaduel:latest"]
+        blobs = process.cache_dir() / "sessions"
+        assert len(list(blobs.glob("*/models/blobs/*"))) == 2

@@ -1,0 +1,298 @@
+"""Bounds of decode speed: honest speeds pass, lies and spills are caught, and nothing is claimed where nothing binds."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import machine as machines
+from harness import physics
+from harness.machine import Gpu, Machine
+from harness.physics import Band, Bandwidth, Flag, HostProbe, Point, band, wrong_signs
+
+MIB, GIB = 1 << 20, 1 << 30
+FAST = Bandwidth(host_peak=80e9, host_typical=70e9, device_peak=504e9, device_least=504e9)
+L3 = 32 * MIB
+
+
+@dataclass(frozen=True)
+class Token:
+    """What one token reads, and how often it changes sides."""
+
+    bytes_per_token_host: int = 0
+    bytes_per_token_device: int = 0
+    crossings: int = 0
+
+
+EXPERTS_ON_HOST = Token(1_500_000_000, 1_000_000_000, 98)
+
+
+def sure(token: Token, **keywords: object) -> tuple[float, float]:
+    found = band(token, FAST, host_cache_bytes=L3, **keywords)  # type: ignore[arg-type]
+    assert found.ceiling_tps is not None
+    assert found.floor_tps is not None
+    return found.ceiling_tps, found.floor_tps
+
+
+# ── bounds ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_host_and_device_take_turns_so_their_times_add() -> None:
+    ceiling, _ = sure(EXPERTS_ON_HOST)
+
+    assert ceiling == pytest.approx(1 / (1.5 / 80 + 1.0 / 504))
+
+
+def test_the_floor_adds_slow_memory_and_every_crossing() -> None:
+    _, floor = sure(EXPERTS_ON_HOST)
+
+    assert floor == pytest.approx(1 / (1.5 / (0.2 * 70) + 1.0 / (0.25 * 504) + 98 * 100e-6))
+
+
+@given(
+    host=st.integers(4 * L3, 40 * GIB),
+    device=st.integers(4 * physics.DEVICE_CACHE_BYTES, 40 * GIB),
+    eta_host=st.floats(0.3, 0.9),
+    eta_device=st.floats(0.3, 0.9),
+    crossings=st.integers(0, 200),
+    crossing_s=st.floats(0, 100e-6),
+)
+def test_an_honest_speed_is_never_flagged(
+    host: int, device: int, eta_host: float, eta_device: float, crossings: int, crossing_s: float
+) -> None:
+    seconds = host / (eta_host * 70e9) + device / (eta_device * 504e9) + crossings * crossing_s
+
+    found = band(Token(host, device, crossings), FAST, host_cache_bytes=L3)
+
+    assert found.flag(1 / seconds) is None
+    assert 0 < (found.share(1 / seconds) or 0) < 1
+
+
+@given(
+    host=st.integers(4 * L3, 40 * GIB),
+    device=st.integers(4 * physics.DEVICE_CACHE_BYTES, 40 * GIB),
+    eta=st.floats(0.3, 0.9),
+    crossings=st.integers(0, 200),
+)
+def test_lies_and_spills_are_always_flagged(host: int, device: int, eta: float, crossings: int) -> None:
+    found = band(Token(host, device, crossings), FAST, host_cache_bytes=L3)
+    assert found.ceiling_tps is not None
+    seconds = host / (eta * 70e9) + device / (eta * 504e9) + crossings * physics.CROSSING_S
+
+    assert found.flag(1e6) is Flag.IMPOSSIBLE
+    assert found.flag(3 * found.ceiling_tps) is Flag.IMPOSSIBLE
+    assert found.flag(0.1 / seconds) is Flag.TOO_SLOW
+
+
+def test_a_tenth_above_the_ceiling_is_still_our_own_error() -> None:
+    found = Band(ceiling_tps=100.0, floor_tps=10.0)
+
+    assert found.flag(109.9) is None
+    assert found.flag(110.1) is Flag.IMPOSSIBLE
+    assert found.flag(9.9) is Flag.TOO_SLOW
+
+
+def test_the_measured_run_on_a_held_card_lies_in_its_band() -> None:
+    """16.3 GiB of 30B-A3B's shape, all experts on 16 host cores that read 76 GB/s: 33 to 45 tok/s were seen."""
+    measured = Bandwidth(host_peak=76e9 * 1.1, host_typical=76e9, device_peak=4.9e12, device_least=4.9e12)
+    token = Token(bytes_per_token_host=980_000_000, bytes_per_token_device=800_000_000, crossings=98)
+
+    found = band(token, measured, host_cache_bytes=L3)
+
+    assert [found.flag(tps) for tps in (32.9, 38.0, 45.2)] == [None, None, None]
+    assert found.flag(264.0) is Flag.IMPOSSIBLE  # the speed without any expert on the host
+
+
+@pytest.mark.parametrize(
+    ("token", "bandwidth", "keywords", "reason"),
+    [
+        (EXPERTS_ON_HOST, FAST, {"host_cache_bytes": L3, "stand_in": True}, "stand-in device"),
+        (None, FAST, {"host_cache_bytes": L3}, "the engine chose the placement"),
+        (Token(4 * L3 - 1), FAST, {"host_cache_bytes": L3}, "active weights fit a cache"),
+        (Token(0, 500 * MIB), FAST, {"host_cache_bytes": L3}, "active weights fit a cache"),
+        (Token(GIB), FAST, {}, "caches is unknown"),
+        (Token(GIB), Bandwidth(), {"host_cache_bytes": L3}, "memory bandwidth is unknown"),
+        (Token(8000, 9 * GIB), Bandwidth(host_peak=1e9), {"host_cache_bytes": L3}, "memory bandwidth is unknown"),
+    ],
+)
+def test_where_nothing_binds_there_is_a_reason_and_no_flag(
+    token: Token | None, bandwidth: Bandwidth, keywords: dict[str, int], reason: str
+) -> None:
+    found = band(token, bandwidth, **keywords)  # type: ignore[arg-type]
+
+    assert (found.ceiling_tps, found.floor_tps) == (None, None)
+    assert reason in (found.reason or "")
+    assert found.flag(1e9) is None
+    assert found.share(5.0) is None
+
+
+def test_a_row_of_the_embedding_on_the_host_does_not_turn_the_bound_off() -> None:
+    found = band(Token(8_000, 9 * GIB, 2), FAST, host_cache_bytes=L3)
+
+    assert found.ceiling_tps == pytest.approx(504e9 / (9 * GIB))
+
+
+def test_a_side_that_a_cache_may_serve_counts_below_but_not_above() -> None:
+    found = band(Token(100 * MIB, 9 * GIB), FAST, host_cache_bytes=L3)
+
+    assert found.ceiling_tps == pytest.approx(504e9 / (9 * GIB))
+    assert found.floor_tps == pytest.approx(1 / (100 * MIB / (0.2 * 70e9) + 9 * GIB / (0.25 * 504e9)))
+
+
+def test_a_gpu_of_unknown_speed_leaves_the_ceiling_of_the_host() -> None:
+    host_only = Bandwidth(host_peak=80e9, host_typical=70e9)
+
+    found = band(EXPERTS_ON_HOST, host_only, host_cache_bytes=L3)
+
+    assert found.ceiling_tps == pytest.approx(80 / 1.5)
+    assert found.floor_tps is None
+
+
+# ── the sign of a sweep ─────────────────────────────────────────────────────────────────────
+
+
+def test_more_on_the_device_and_slower_is_the_wrong_sign() -> None:
+    sweep = [Point("N=48", 3 * GIB, 34.6), Point("N=36", 5 * GIB, 15.3), Point("N=24", 11 * GIB, 11.7)]
+
+    assert [(slow.label, fast.label) for slow, fast in wrong_signs(sweep[::-1])] == [("N=36", "N=48"), ("N=24", "N=36")]
+
+
+def test_a_spill_explains_the_wrong_sign_and_a_few_percent_are_none() -> None:
+    assert wrong_signs([Point("a", 1, 30.0), Point("b", 2, 12.0, spilled=True)]) == ()
+    assert wrong_signs([Point("a", 1, 30.0), Point("b", 2, 29.2)]) == ()
+    assert wrong_signs([Point("a", 2, 30.0), Point("b", 2, 12.0)]) == ()
+
+
+# ── bandwidth ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gigabytes"),
+    [
+        (Gpu(name="NVIDIA GeForce RTX 4070", bus_width_bits=192, memory_clock_mhz=10501), 504),
+        (Gpu(name="NVIDIA GeForce RTX 3090", bus_width_bits=384, memory_clock_mhz=9751), 936),
+        (Gpu(name="NVIDIA H200", bus_width_bits=6144, memory_clock_mhz=3201), 4917),
+        (Gpu(name="NVIDIA GB10", unified=True), 273),
+        (Gpu(name="NVIDIA something new"), None),
+    ],
+    ids=lambda value: value.name if isinstance(value, Gpu) else str(value),
+)
+def test_device_bandwidth_is_bus_width_times_clock(gpu: Gpu, gigabytes: int | None) -> None:
+    found = physics.device_bytes_s(gpu)
+
+    assert (None if found is None else round(found / 1e9)) == gigabytes
+
+
+def test_several_gpus_are_bounded_by_the_fastest_and_the_slowest(this: Machine) -> None:
+    pair = (
+        Gpu(name="a", bus_width_bits=192, memory_clock_mhz=10000),
+        Gpu(name="b", bus_width_bits=384, memory_clock_mhz=10000),
+    )
+
+    found = physics.bandwidth(dataclasses.replace(this, gpus=pair), None)
+
+    assert found == Bandwidth(device_peak=960e9, device_least=480e9)
+    unknown = dataclasses.replace(this, gpus=(*pair, Gpu(name="c")))
+    assert physics.bandwidth(unknown, None) == Bandwidth()
+
+
+@pytest.fixture
+def this() -> Machine:
+    """This machine with memory enough, and caches small enough, for a probe of a few milliseconds."""
+    return dataclasses.replace(machines.read(), last_level_cache_bytes=MIB, available_bytes=4 * 64 * MIB, gpus=())
+
+
+@pytest.mark.parametrize(
+    ("cache", "available", "size"),
+    [
+        (16 * MIB, 64 * GIB, 256 * MIB),
+        (64 * MIB, 64 * GIB, 512 * MIB),
+        (256 * MIB, 64 * GIB, GIB),
+        (320 * MIB, 64 * GIB, None),
+        (16 * MIB, 512 * MIB, 128 * MIB),
+        (16 * MIB, 200 * MIB, None),
+        (None, 64 * GIB, 256 * MIB),
+    ],
+    ids=["small", "eight caches", "at most 1 GiB", "caches too large", "a quarter", "memory too small", "unknown"],
+)
+def test_probe_arrays_are_far_above_the_caches_and_bounded(
+    this: Machine, cache: int | None, available: int, size: int | None
+) -> None:
+    assert (
+        physics.probe_bytes(dataclasses.replace(this, last_level_cache_bytes=cache, available_bytes=available)) == size
+    )
+
+
+def test_a_probe_runs_every_kernel_and_its_peak_is_above_its_typical() -> None:
+    found = physics.probe(8 * MIB, 2)
+
+    assert set(found.kernels) == {"max", "sum", "or", "copy", "add"}
+    assert all(speed > 0 for speed in found.kernels.values())
+    assert found.peak >= max(found.kernels.values()) >= found.typical > 0
+    assert found.threads in (1, 2)
+
+
+def test_a_probe_ends_after_one_round_when_time_is_up() -> None:
+    ticks = itertools.count()
+
+    found = physics.probe(MIB, 1, limit_s=0.0, clock=lambda: float(next(ticks)))
+
+    assert set(found.kernels) == {"max", "sum", "or", "copy", "add"}
+    assert found.seconds == 3 * 5 + 2  # three looks at the clock a kernel, one that ends it, one at the end
+
+
+QUIET = HostProbe(
+    kernels={"max": 30e9, "sum": 25e9, "or": 31e9, "copy": 24e9, "add": 40e9},
+    array_bytes=MIB,
+    threads=2,
+    seconds=1.0,
+    foreign_cores=0.1,
+)
+
+
+def test_typical_is_the_median_of_the_reads_and_peak_a_tenth_above_the_best_of_all() -> None:
+    assert QUIET.typical == 30e9
+    assert QUIET.peak == pytest.approx(44e9)
+
+
+def test_a_quiet_probe_is_kept_for_this_machine_only(
+    this: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(physics, "probe", lambda size, cores: QUIET)
+    assert physics.host_probe(this, tmp_path) == QUIET
+    other = dataclasses.replace(QUIET, array_bytes=7)
+    monkeypatch.setattr(physics, "probe", lambda size, cores: other)
+
+    assert physics.host_probe(this, tmp_path) == QUIET
+    assert physics.host_probe(dataclasses.replace(this, cpu="another"), tmp_path) == other
+
+
+def test_a_probe_in_noise_is_used_but_not_kept(this: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noisy = dataclasses.replace(QUIET, foreign_cores=1.5)
+    monkeypatch.setattr(physics, "probe", lambda size, cores: noisy)
+
+    assert physics.host_probe(this, tmp_path) == noisy
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", json.dumps({"kernels": {}}), "[]"])
+def test_a_damaged_cache_is_probed_again(
+    this: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(physics, "probe", lambda size, cores: QUIET)
+    physics.host_probe(this, tmp_path)
+    (kept,) = tmp_path.iterdir()
+    kept.write_text(text)
+
+    assert physics.host_probe(this, tmp_path) == QUIET
+
+
+def test_a_machine_too_small_for_a_probe_has_no_host_bandwidth(this: Machine, tmp_path: Path) -> None:
+    assert physics.host_probe(dataclasses.replace(this, available_bytes=MIB), tmp_path) is None
