@@ -44,7 +44,7 @@ SETTINGS = {
 SPOKEN = {"enabled": "on", "disabled": "off"}
 
 FIT = (
-    re.compile(r"common_params_fit_impl: +- (?P<device>\S+) .*: +\d+ layers \((?P<moved>\d+) overflowing\)"),
+    re.compile(r"common_params_fit_impl: +- (?P<device>\S+) .*: +\d+ layers \( *(?P<moved>\d+) overflowing\)"),
     re.compile(r"common_params_fit_impl: context size reduced from (?P<was>\d+) to (?P<now>\d+)"),
     re.compile(r"failed to fit params to free device memory: (?P<why>.*)"),
 )

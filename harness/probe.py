@@ -80,7 +80,7 @@ def find_field(options: Options, watch: Watch) -> Field:
         machine=machine,
         prompts=prompts.load(Path(options.prompts) if options.prompts else None),
         contenders=contenders,
-        notes=tuple(machine.warnings),
+        notes=(*machine.warnings, *([problem] if (problem := prompts.template_problem(model)) else [])),
     )
 
 

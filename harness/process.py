@@ -7,6 +7,7 @@ mark if we are killed, and `end_leftovers` does it again at the next start.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -185,16 +186,17 @@ def _marked(variable: str, value: str) -> list[psutil.Process]:
 
 
 @cache
-def _start_guard() -> subprocess.Popen[bytes]:
+def _start_guard() -> None:
     """A process that ends all our children when our end of its pipe closes, however we died."""
-    code = f"import sys; from harness.process import guard; guard({owner()!r})"
-    return subprocess.Popen(
+    code = f"from harness.process import guard; guard({owner()!r})"
+    started = subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    atexit.register(started.communicate)  # closes the pipe and waits: at a normal end there is nothing to do
 
 
 def guard(mark: str) -> None:

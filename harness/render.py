@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.compare import Changes, Comparison, Row
+from harness.compare import Change, Changes, Comparison, Row
 from harness.plan import Status
 from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval
@@ -495,7 +495,7 @@ def changes_table(changes: Changes) -> str:
     """Two runs side by side, and what differs between them."""
     from tabulate import tabulate
 
-    def cell(change: Any) -> str:
+    def cell(change: Change) -> str:
         if change.ratio is None:
             return change.reason
         bounds = "" if change.low is None else f" ({change.low:.3f}–{change.high:.3f})"

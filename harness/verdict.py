@@ -132,7 +132,7 @@ class Contrast:
     @property
     def ahead(self) -> float | None:
         """How far the faster arm is ahead, where one is: 0.02 is 2 %. The first if `ratio` > 1."""
-        claims = self.differs and self.word in ("SAME", "DIFFERENT")
+        claims = self.differs and self.word in ("SAME", "DIFFERENT") and not self.reason
         return max(self.ratio, 1 / self.ratio) - 1 if claims else None
 
     @property
@@ -144,7 +144,8 @@ class Contrast:
         leader = first if self.ratio > 1 else second
         ratio = f"{self.ratio:.3g}×"
         if self.low is not None and self.high is not None:
-            ratio = f"{_significant(self.ratio, self.half_width)}× ({_range(self.low, self.high, self.half_width)})"
+            digits = _digits(self.half_width)
+            ratio = f"{_times(self.ratio, digits)}× ({_times(self.low, digits)}–{_times(self.high, digits)})"
         match self.word:
             case "SAME" if self.ahead is not None:
                 head = f"SAME within ±{_percent(self.margin)}, {leader} ahead by {_percent(self.ahead)}"
@@ -168,7 +169,7 @@ def contrast(first: Sequence[float], second: Sequence[float], level: Level | flo
     import numpy as np
 
     if isinstance(level, float):
-        level = Level(level, _percent(1 - level))
+        level = Level(level, f"{100 * (1 - level):.4g} %")
     if len(first) != len(second) or not first:
         raise ValueError(f"a contrast takes the same blocks of both arms, not {len(first)} and {len(second)}")
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
@@ -239,7 +240,7 @@ def interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """Standard deviations of log speed: of requests inside a load, of loads, of paired block differences."""
+    """Standard deviations of log speed: of requests inside a load, and of loads of an arm."""
 
     within_load: float | None
     between_loads: float | None
@@ -577,17 +578,19 @@ def state(
 def temper(verdict: Contrast, state: State, twin: Twin | None) -> Contrast:
     """The verdict as the state of its run allows it.
 
-    RED takes every claim back. In AMBER a difference smaller than the noise floor, the half-width
-    of the twin's interval, is not told apart.
+    RED takes every claim back. In AMBER nobody is ahead by less than the noise floor, the
+    half-width of the twin's interval.
     """
     if state.word == "RED":
         return dataclasses.replace(verdict, word="NOT_COMPARABLE", reason="the run is RED and ranks nothing")
-    if state.word == "AMBER" and verdict.word == "DIFFERENT" and twin is not None:
-        floor = twin.contrast.half_width
-        if floor is not None and max(verdict.ratio, 1 / verdict.ratio) - 1 < floor:
-            reason = f"less than the noise floor of ±{_percent(floor)} that the second copy of the reference shows"
-            return dataclasses.replace(verdict, word="INCONCLUSIVE", reason=reason)
-    return verdict
+    floor = twin.contrast.half_width if twin is not None else None
+    if state.word != "AMBER" or floor is None or verdict.ahead is None or verdict.ahead >= floor:
+        return verdict
+    return dataclasses.replace(
+        verdict,
+        word="INCONCLUSIVE" if verdict.word == "DIFFERENT" else verdict.word,
+        reason=f"less than the noise floor of ±{_percent(floor)} that the second copy of the reference shows",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -718,13 +721,10 @@ def _digits(half_width: float | None) -> int:
     return min(4, max(2, 1 - math.floor(math.log10(half_width))))
 
 
-def _significant(value: float, half_width: float | None) -> str:
-    return f"{value:.{_digits(half_width)}f}"
-
-
-def _range(low: float, high: float, half_width: float | None) -> str:
-    digits = _digits(half_width)
-    return f"{low:.{digits}f}–{high:.{digits}f}"
+def _times(ratio: float, digits: int) -> str:
+    if ratio > 1000:
+        return "over 1000"
+    return "0" if ratio < 0.001 else f"{ratio:.{digits}f}"
 
 
 def _count(number: int, noun: str) -> str:

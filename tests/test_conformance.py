@@ -144,9 +144,8 @@ def opened(
         (Script(dies_loading="error: something nobody has seen", exit_code=3), EngineFailed, "something nobody"),
         (Script(dies_loading="", exit_code=-4), EngineFailed, "SIGILL"),
         (Script(http_error=500), EngineFailed, "scripted error"),
-        (Script(error_after=1), EngineFailed, "first token|scripted error"),
     ],
-    ids=["out of memory", "cudaMalloc", "architecture", "unknown text", "SIGILL", "HTTP 500", "error object"],
+    ids=["out of memory", "cudaMalloc", "architecture", "unknown text", "SIGILL", "HTTP 500"],
 )
 def test_an_engine_that_does_not_come_up_is_a_failure_in_one_sentence(
     adapter: Backend, tiny: Model, tmp_path: Path, script: Script, error: type[Exception], says: str

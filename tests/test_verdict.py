@@ -103,6 +103,11 @@ def test_one_block_has_a_ratio_and_nothing_else() -> None:
     assert found.sentence("a", "b") == "1 block, no claim; a / b 1.65×"
 
 
+def test_a_hopeless_interval_is_still_a_short_line() -> None:
+    found = verdict.contrast([0.0, 9.0], [0.0, 0.0], LEVEL)
+    assert found.sentence("a", "b") == "2 blocks, no claim; a / b 90.02× (0–over 1000)"
+
+
 def test_blocks_of_one_arm_alone_are_no_contrast() -> None:
     with pytest.raises(ValueError, match="same blocks"):
         verdict.contrast([1.0, 2.0], [1.0], LEVEL)
@@ -117,6 +122,7 @@ def test_levels_say_over_what_they_hold() -> None:
     assert verdict.level(7, 1, look_alpha=0.05).words == "joint 65 % over 7 looks and 1 contrast"
     assert verdict.level(0, 3).words == "95 %, no claim"
     assert verdict.contrast(*around(0, 0.01), 0.05).level == "95 %"
+    assert verdict.contrast(*around(0, 0.01), 0.0125).level == "98.75 %"
 
 
 @STEADILY
@@ -403,6 +409,11 @@ def test_in_amber_a_difference_below_the_noise_floor_is_not_told_apart() -> None
     assert after.word == "INCONCLUSIVE"
     assert "noise floor of ±6.9 %" in after.sentence("a", "b")
     assert verdict.temper(large, amber, rough) == large
+    certain = verdict.contrast(*around(0.012, 0.002), LEVEL)
+    assert certain.ahead is not None
+    after = verdict.temper(certain, amber, rough)
+    assert (after.word, after.ahead) == ("SAME", None)
+    assert "ahead" not in after.sentence("a", "b")
     assert verdict.temper(small, verdict.state(8, twin=SAME_TWIN), SAME_TWIN) == small
 
 

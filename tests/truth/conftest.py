@@ -12,7 +12,7 @@ class Attained(Protocol):
     def __call__(self, test: str, case: str, value: float, sign: str, limit: float, unit: str = "%") -> None: ...
 
 
-ROWS = pytest.StashKey[list[tuple[str, str, str, str]]]()
+ROWS: pytest.StashKey[list[tuple[str, str, str, str]]] = pytest.StashKey()
 HERE = Path(__file__).parent
 
 
@@ -42,7 +42,8 @@ def attained(request: pytest.FixtureRequest) -> Attained:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash[ROWS]
+    rows = list(config.stash[ROWS])
+    rows.sort(key=lambda row: (not row[0].startswith("S"), len(row[0]), row[0]))
     if not rows:
         return
     terminalreporter.section("attained against a known truth")

@@ -21,12 +21,12 @@ SPEED = -np.log(0.010 + 0.0004 * STAYS)  # 100 to 38 tok/s
 
 def refusing(edge: int) -> Array:
     """Beyond the edge nothing loads."""
-    return np.where(edge > STAYS, np.nan, SPEED)
+    return np.asarray(np.where(edge > STAYS, np.nan, SPEED))
 
 
 def spilling(edge: int) -> Array:
     """Beyond the edge it loads and runs at half the speed and less, and no flag tells."""
-    return np.where(edge > STAYS, SPEED + math.log(0.5) - 0.05 * (edge - STAYS), SPEED)
+    return np.asarray(np.where(edge > STAYS, SPEED + math.log(0.5) - 0.05 * (edge - STAYS), SPEED))
 
 
 def flat(edge: int) -> Array:
@@ -36,7 +36,7 @@ def flat(edge: int) -> Array:
 def tight(edge: int) -> Array:
     """Nothing loads beyond the edge, and close to it the card is so full that it is slower."""
     near = np.clip(3 - (STAYS - edge), 0, 3)
-    return np.where(edge > STAYS, np.nan, SPEED + np.log(1 - 0.06 * near))
+    return np.asarray(np.where(edge > STAYS, np.nan, SPEED + np.log(1 - 0.06 * near)))
 
 
 SHAPES: dict[str, Callable[[int], Array]] = {

@@ -181,16 +181,17 @@ def test_a_lottery_in_the_article_is_red(attained: Attained) -> None:
 
 @pytest.mark.parametrize(
     ("name", "noise", "green"),
-    [("quiet", QUIET, 0.9), ("typical", TYPICAL, 0.8), ("noisy", NOISY, 0.0), ("of a rented GPU machine", SEEN, 0.0)],
+    [("quiet", QUIET, 0.9), ("typical", TYPICAL, 0.8), ("noisy", NOISY, None), ("of a rented GPU machine", SEEN, None)],
 )
 def test_honest_runs_are_green_or_amber_and_hardly_ever_red(
-    name: str, noise: Noise, green: float, attained: Attained
+    name: str, noise: Noise, green: float | None, attained: Attained
 ) -> None:
     runs = 200
     minutes = start_minutes(positions(4, 8, runs))
     values = load_values(requests(212, minutes, noise))
     words = [judge(values[run], minutes[run], seed=run).state.word for run in range(runs)]
-    attained("states", f"honest, 8 blocks, {name}: GREEN", words.count("GREEN") / runs, "≥", green)
+    if green is not None:
+        attained("states", f"honest, 8 blocks, {name}: GREEN", words.count("GREEN") / runs, "≥", green)
     attained("states", f"honest, 8 blocks, {name}: RED", words.count("RED") / runs, "≤", 0.03)
 
 
