@@ -44,11 +44,15 @@ PROBE = "#include <string>\n#include <thread>\nint main() { std::thread([] { std
 
 @dataclass(frozen=True, slots=True)
 class Compilers:
-    """A C and a C++ compiler that work, and the flags that they need."""
+    """A C and a C++ compiler that work, and the flags that they need.
+
+    With `own_runtime` every file gets its own C++ library: C++ objects must not cross a shared library.
+    """
 
     c: str
     cxx: str
     flags: str = ""
+    own_runtime: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +164,8 @@ class Build:
             script = self.work / f"zig-{name}"
             script.write_text(f'#!/bin/sh\nexec "{zig}" {name} "$@"\n')
             script.chmod(0o755)
-        # Its own default is an error where __DATE__ is used.
-        return Compilers(str(self.work / "zig-cc"), str(self.work / "zig-c++"), "-Wno-date-time")
+        # By default it takes __DATE__ for an error.
+        return Compilers(str(self.work / "zig-cc"), str(self.work / "zig-c++"), "-Wno-date-time", own_runtime=True)
 
     def _pip(
         self,

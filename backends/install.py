@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -78,6 +77,12 @@ class LlamaCppRecipe:
         (source,) = (task.work / "source").glob("*/llama.cpp")
         tree = task.work / "build"
         options = self._options() | {"CMAKE_C_COMPILER": compilers.c, "CMAKE_CXX_COMPILER": compilers.cxx}
+        if (
+            compilers.own_runtime
+        ):  # only ggml, whose interface is C, can be a library then (else: free(): invalid pointer)
+            shared = task.work / "shared.cmake"
+            shared.write_text("set(BUILD_SHARED_LIBS ON)\n")
+            options |= {"BUILD_SHARED_LIBS": "OFF", "CMAKE_PROJECT_ggml_INCLUDE": str(shared)}
         task.run(
             [cmake, "-S", source, "-B", tree, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
             + [f"-D{name}={value}" for name, value in options.items()],
@@ -93,7 +98,6 @@ class LlamaCppRecipe:
         for file in sorted((tree / "bin").iterdir()):
             if file.name in self.programs or re.match(r"lib.*\.(so|dylib)", file.name):
                 shutil.copy2(file, task.out / file.name, follow_symlinks=False)
-        _strip(task)
         told = task.run([task.out / "llama-server", "--version"], "trying it")
         if f"build {self.number}" not in told:
             raise Unavailable(
@@ -193,6 +197,8 @@ class OllamaRecipe:
 def for_this_machine() -> dict[str, str]:
     """CMake options that this machine asks for: its GPU, and what its CPU lacks of AVX2 and company."""
     options = {f"GGML_{name.upper()}": "ON" for name in _devices()}
+    if sys.platform == "linux":
+        options |= {f"CMAKE_{kind}_LINKER_FLAGS": "-s" for kind in ("EXE", "SHARED", "MODULE")}
     if "cuda" in _devices():
         options["CMAKE_CUDA_ARCHITECTURES"] = "native"
     if platform.machine() == "x86_64" and (flags := _cpu_flags()):
@@ -246,10 +252,3 @@ def _cmake_and_ninja(task: build.Build) -> tuple[Path, Path]:
         Path(cmake) if cmake else tools / "cmake" / "data" / "bin" / "cmake",
         Path(ninja) if ninja else tools / "bin" / "ninja",
     )
-
-
-def _strip(task: build.Build) -> None:
-    """Smaller where `strip` is there; a failure only leaves the file larger."""
-    if (strip := shutil.which("strip")) and sys.platform == "linux":
-        files = [file for file in task.out.iterdir() if not file.is_symlink()]
-        subprocess.run([strip, "--strip-unneeded", *files], check=False, capture_output=True)

@@ -82,6 +82,7 @@ OURS = ("-lv", "4", "--host", "127.0.0.1")  # for reading it, not part of the ar
 
 POLL_S = 0.05
 PORT_TRIES = 3
+LOG_S = 5.0
 LOAD_S, LOAD_BYTES_PER_S = 60.0, 30e6  # patience with a slow disk
 
 
@@ -227,7 +228,9 @@ class LlamaCpp:
                 return engine
             without = without or engine
         if without:
-            raise Unavailable(f"{without} has no RPC, which the stand-in device needs; run {INSTALL}")
+            raise Unavailable(
+                f"{without} takes no stand-in device: it has no RPC, or no {stand_in.NAMES[0]} beside it; run {INSTALL}"
+            )
         raise Unavailable(
             f"no llama.cpp here; run {INSTALL}, or `pip install 'llamaduel[embedded]'`, "
             "or name yours with --llama-server"
@@ -394,6 +397,13 @@ class LlamaSession:
         self._check_identity()
         self._first_token(deadline)
         self._load_s = time.monotonic() - started
+        self._await_log()
+
+    def _await_log(self) -> None:
+        """A thread of the server writes its log, and may lag behind on a busy disk."""
+        deadline = time.monotonic() + LOG_S
+        while not any("listening on" in line for line in self._log_lines()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
 
     def _is_healthy(self) -> bool:
         with contextlib.suppress(OSError):
@@ -410,6 +420,9 @@ class LlamaSession:
             raise EngineFailed(f"/props answered {status} without a model path; this build is not supported")
         if Path(loaded) != self._attempt.model.path:
             raise EngineFailed(f"the server has loaded {loaded}, not {self._attempt.model.path}")
+
+        if (slots := self._props.get("total_slots", 1)) != 1:
+            raise EngineFailed(f"the server has {slots} slots, not 1; a config.ini of this system may ask for them")
 
     def _first_token(self, deadline: float) -> None:
         body = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False, "temperature": 0.0}

@@ -64,8 +64,7 @@ class Load:
 class Failure:
     """Why an engine gave up: a kind that we know a next step for, and the engine's own words.
 
-    `part` is what did not fit, where it is known: weights, KV cache, compute buffers or pinned
-    host memory.
+    `part` is what did not fit, where it is known: a key of ROOM.
     """
 
     kind: str
@@ -82,6 +81,7 @@ class Failure:
 
 ROOM: Mapping[str | None, str] = {
     "weights": "put less on that device (ngl=N, ncmoe=N or cpu-moe), or take a smaller quantization",
+    "weights in host memory": "take a smaller model or quantization, or close other programs",
     "the KV cache": "take a smaller context, or ctk=q8_0,ctv=q8_0,fa=on",
     "compute buffers": "take a smaller ub",
     "pinned host memory": "take lm=mmap, which needs none, or leave more on the device",
@@ -123,6 +123,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str, str | None], ...] = tuple(
         (r"unable to allocate \S+_Host buffer|failed to allocate \S+_Host buffer", "memory", "pinned host memory"),
         (r"failed to allocate buffer for (?:kv|rs) cache|failed to allocate buffer for DSV4", "memory", "the KV cache"),
         (r"failed to allocate compute|failed to reserve (?:graph|initial output)", "memory", "compute buffers"),
+        (r"unable to allocate CPU\w* buffer", "memory", "weights in host memory"),
         (r"unable to allocate \S+ buffer", "memory", "weights"),
         (r"out of memory|insufficient memory|failed to allocate|bad_alloc|ErrorOutOfDeviceMemory", "memory", None),
         (r"failed to open GGUF file|no such file|permission denied", "missing", None),

@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from backends import ollama_daemon, ollama_store, stand_in
 from backends.ollama_session import UNREACHABLE, OllamaSession, ask, client, log_fields
 from harness import process
 from harness.arms import read_arm
 from harness.contract import Arm, Device, Engine, ModelFile, Placement, Settings
-from harness.errors import Crashed, TimedOut, Unavailable, UsageError
+from harness.errors import Crashed, EngineFailed, TimedOut, Unavailable, UsageError
 
 PLACEMENTS = frozenset({"auto", "ngl=N", "cpu-moe", "ncmoe=N", "cpu"})
 KNOBS = frozenset({"c", "b", "ub", "t", "fa", "ctk", "ctv"})
@@ -71,7 +73,10 @@ class Ollama:
         self._kept = contextlib.ExitStack()  # holds the folders of merged models until we exit
 
     def find(self, hints: Mapping[str, str]) -> Engine:
-        engine, way = _find_daemon(hints) if hints.get("ollama") == "attach" else _find_binary(hints)
+        try:
+            engine, way = _find_daemon(hints) if hints.get("ollama") == "attach" else _find_binary(hints)
+        except EngineFailed as error:
+            raise Unavailable(f"Ollama is here but does not start: {error}; name another with --ollama") from error
         self._ways[engine] = way
         return engine
 
@@ -92,14 +97,19 @@ class Ollama:
 
     def command(self, arm: Arm, model: ModelFile, settings: Settings) -> str:
         """Four lines: a server of one's own, the model in it, and a chat with its speed shown."""
-        told = " ".join(f"{key}={shlex.quote(value)}" for key, value in _told(arm.placement, settings).items())
+        told, device = _told(arm.placement, settings), ""
+        if settings.stand_in_bytes is not None:
+            spare = psutil.virtual_memory().total - settings.stand_in_bytes
+            told |= _seen("127.0.0.1:50052", max(0, spare) // SIZES["MiB"])
+            device = "ggml-rpc-server -t 1 -p 50052 & "
+        served = " ".join([*(f"{key}={shlex.quote(value)}" for key, value in told.items()), "ollama serve"])
         source = model.path.parent if len(model.shards) > 1 else model.path
         options = {key: value for key, value in _options(arm.placement, settings).items() if value is not None}
         modelfile = [f"FROM {source}", *(f"PARAMETER {key} {json.dumps(value)}" for key, value in options.items())]
         return "\n".join(
             (
                 "export OLLAMA_HOST=127.0.0.1:11435",
-                f"{told} ollama serve & sleep 2".lstrip(),
+                f"{device}{served} > ollama.log 2>&1 & sleep 2",
                 f"printf '%s\\n' {shlex.join(modelfile)} | ollama create duel -f /dev/stdin",
                 "ollama run duel --verbose",
             )
@@ -121,14 +131,15 @@ class Ollama:
             ) as attached:
                 yield attached
             return
-        told = _told(arm.placement, settings)
+        told = _told(arm.placement, settings) | {"OLLAMA_LOAD_TIMEOUT": f"{wait_s:.0f}s"}
         notes = [*ollama_daemon.beside(), *(f"not stock: {key}={value}" for key, value in _odd(told))]
         if len(model.shards) > 1:
             model = self._whole(engine, way, model, notes)
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(_private_folder())
             device = _stand_in(stack, engine, way, settings, log)
-            told |= _seen(device)
+            if device:
+                told |= _seen(device.endpoint, device.fit_target_mib)
             store = folder / "models"
             notes.append(f"weights in Ollama's store by {ollama_store.link(store, NAME, model)}")
             log_begin = log.stat().st_size if log.exists() else 0
@@ -241,10 +252,9 @@ def _stand_in(
     return stack.enter_context(stand_in.start(runner, settings.stand_in_bytes, own_log))
 
 
-def _seen(device: stand_in.StandIn | None) -> dict[str, str]:
-    if device is None:
-        return {}
-    return {"LLAMA_ARG_RPC": device.endpoint, "LLAMA_ARG_FIT_TARGET": str(device.fit_target_mib)}
+def _seen(endpoint: str, fit_target_mib: int) -> dict[str, str]:
+    """What makes the runner see a stand-in device, of the size that is left beside the margin."""
+    return {"LLAMA_ARG_RPC": endpoint, "LLAMA_ARG_FIT_TARGET": str(fit_target_mib)}
 
 
 # ── finding it ──────────────────────────────────────────────────────────────────────────────

@@ -66,6 +66,7 @@ class OllamaSession:
 
     def load(self, wait_s: float) -> None:
         """One short request with the options of all that follow. Raises EngineFailed."""
+        began = time.monotonic()
         try:
             answer = _post(self.request(Prompt("load", "The"), 1), wait_s)
         except TimeoutError:
@@ -80,7 +81,7 @@ class OllamaSession:
             usage = _usage(data) if data.get("done") else usage
         if usage is None or not usage.generated_tokens:
             raise EngineFailed("Ollama gave no first token; its log has the rest")
-        self.load_s = usage.load_s
+        self.load_s = time.monotonic() - began
         self._look_at_runner()
         self.settle(usage)  # so that its lines in the log are not taken for those of the next request
 

@@ -20,6 +20,8 @@ from harness.record import Contender, Header, LoadRecord, Run
 from harness.run import outcomes_of
 from harness.verdict import Contrast, Interval, Judgement, State
 
+MOST_INVALID = 0.1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadValues:
@@ -122,7 +124,7 @@ def compare(run: Run) -> Comparison:
     }
     began = min(load.started_unix_s for load in loads.values())
     names = {arm.label: "its twin" if arm.label == drawn.twin else arm.text for arm in drawn.arms}
-    statuses = plan.statuses(drawn, outcomes)
+    statuses = plan.statuses(drawn, outcomes) | _often_invalid(run, loads.values())
     judgement = verdict.judge(
         plan.values(drawn, outcomes),
         {label: [(load.started_unix_s - began) / 60 for load in found] for label, found in judged.items()},
@@ -169,6 +171,18 @@ def compare(run: Run) -> Comparison:
         blocks_run=plan.blocks_done(drawn, outcomes),
         repeated_loads=sum(outcome.attempt > 1 for outcome in outcomes),
     )
+
+
+def _often_invalid(run: Run, loads: Iterable[LoadRecord]) -> dict[str, ArmStatus]:
+    """Arms of whose requests more than one in ten is invalid: the rest may not stand for them."""
+    counts: dict[str, list[bool]] = {}
+    for load in loads:
+        counts.setdefault(load.label, []).extend(each.invalid is not None for each in run.samples_of(load))
+    return {
+        label: ArmStatus(Status.UNSTABLE, f"{sum(found)} of its {len(found)} samples are invalid")
+        for label, found in counts.items()
+        if sum(found) > MOST_INVALID * len(found)
+    }
 
 
 def _text(drawn: plan.Plan, label: str) -> str:

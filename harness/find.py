@@ -1,4 +1,4 @@
-"""The best of many placements in about ten loads: a search for the edge of memory.
+"""The best of many placements in at most ten loads: a search for the edge of memory.
 
 Candidates are ordered by what they leave on the host, one for each placement class. Speed rises
 as less stays on the host, up to the edge where the card is full; beyond it loading fails, or
@@ -78,12 +78,9 @@ def search(count: int, guess: int, measure: Callable[[int], Tried]) -> Found:
     for step in NEIGHBOURS:
         if upper + step <= last and len(tried) < MOST_LOADS:
             known(upper + step)
-    twice = _ranked(tried)[: min(AGAIN, MOST_LOADS - len(tried))]
-    for candidate in twice:
+    for candidate in _ranked(tried)[: min(AGAIN, MOST_LOADS - len(tried))]:
         load(candidate)
-    # A single load that came out high is no reason to pass over those that were measured twice.
-    ranked = sorted(_ranked(tried), key=lambda candidate: candidate not in twice)
-    return Found(tuple(ranked), tuple(tried), upper)
+    return Found(tuple(_ranked(tried)), tuple(tried), upper)
 
 
 def _beyond(one: Tried, upper: Tried) -> bool:

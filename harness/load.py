@@ -51,9 +51,10 @@ class Job:
     attempt: int = 0
     position: int = 0
 
-    @property
-    def id(self) -> str:
-        return f"{self.stage}-{self.block}.{self.attempt}.{self.position}-{self.label}"
+    def name_start(self) -> str:
+        """An id for one start of this job; a run that is continued may start the same job again."""
+        place = f"{self.stage}-{self.block}.{self.attempt}.{self.position}-{self.label}"
+        return f"{place}-{time.time_ns() // 1_000_000:x}"
 
 
 def run_load(
@@ -71,7 +72,8 @@ def run_load(
     realised: Realised | None = None
     digest: str | None = None
     failure: ArmStatus | None = None
-    log = folder / "engines" / f"{re.sub(r'[^A-Za-z0-9.@=-]+', '_', job.id)}.log"
+    load_id = job.name_start()
+    log = folder / "engines" / f"{re.sub(r'[^A-Za-z0-9.@=-]+', '_', load_id)}.log"
     with telemetry.watch(baseline_bytes=baseline) as watcher:
         try:
             tell("loading")
@@ -80,7 +82,7 @@ def run_load(
                     tell("warming up" if task.warmup else f"request {number} of {len(job.tasks)}")
                     sample = _measure(session, task, job.shared_tokens, prompt_tokens)
                     samples.append(sample)
-                    record.append(folder, SampleLine(load=job.id, sample=sample))
+                    record.append(folder, SampleLine(load=load_id, sample=sample))
                     if death := session.death():
                         raise Crashed(death)
                 realised = session.realised()
@@ -91,7 +93,7 @@ def run_load(
             failure = ArmStatus(STATUS_OF.get(type(error), Status.CRASHED), str(error))
     settled = telemetry.memory_settled(watcher.baseline_bytes)
     done = LoadRecord(
-        id=job.id,
+        id=load_id,
         stage=job.stage,
         label=job.label,
         arm=str(job.arm),

@@ -183,17 +183,20 @@ class Sample:
         counts = self.chunk_tokens or (1,)
         if counts[0] < 1 or counts[-1] > tokens or any(a > b for a, b in pairwise(counts)):
             return f"the counts in the stream (last {counts[-1]}) contradict the final one ({tokens})"
+        if tokens < self.max_tokens and not self.short:
+            return f"short answer: {tokens} of {self.max_tokens} tokens in {window_s:.2f} s"
         decode_s = self.usage.decode_s if self.usage else None
         if tokens > 1 and not window_s and (decode_s is None or decode_s > CLOCKS_DIFFER_S):
             return f"all {tokens} tokens came in one piece, so they were not timed"
-        if tokens < self.max_tokens and not self.short:
-            return f"short answer: {tokens} of {self.max_tokens} tokens in {window_s:.2f} s"
         return None
 
     def _clock_mismatch(self) -> str | None:
         """Client and engine must have seen the same decode steps, and the prefill before the first text."""
         if self.overhead_s is not None and self.overhead_s < -PREFILL_AHEAD_S:
             return f"CLOCK_MISMATCH: text came {-self.overhead_s:.3f} s before the engine says its prefill ended"
+        pieces = len(set(self.chunk_ns))
+        if (self.usage is None or self.usage.decode_s is None) and 2 * pieces < len(self.chunk_ns):
+            return f"{len(self.chunk_ns)} lines came in {pieces} pieces, and the engine has no clock to check with"
         client, server, window_s = self.decode_tps, self.server_decode_tps, self.window_s
         if client is None or server is None or not window_s or not self.generated_tokens:
             return None

@@ -117,7 +117,9 @@ def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture) -> Any:
             pytest.skip(row.why_not or f"no load of {arm} has a valid {metric} value")
         benchmark.extra_info.update(_facts(row))
         waiting = iter(rounds)
-        benchmark.pedantic(lambda: CLOCK.advance(next(waiting)), rounds=len(rounds), iterations=1)
+        benchmark.pedantic(  # type: ignore[no-untyped-call]
+            lambda: CLOCK.advance(next(waiting)), rounds=len(rounds), iterations=1
+        )
         assert duel.state.word != "RED", "this run ranks nothing: " + "; ".join(duel.state.reasons)
 
     return hand_over

@@ -22,7 +22,7 @@ from pathlib import Path
 from harness import machine as machines
 from harness import plan, record
 from harness.arms import parse_arms
-from harness.errors import RunRefused, Unavailable
+from harness.errors import RunRefused, Unavailable, UsageError, nearest
 from harness.load import Job, Task, run_load
 from harness.measure import Sample
 from harness.options import Options
@@ -42,6 +42,7 @@ def run(options: Options, watch: Watch) -> Run:
     if options.resume:
         return _resume(Path(options.resume), options, watch)
     field = find_field(options, watch)
+    _check_names(field, options)
     folder = _new_folder(Path(options.out), field)
     prompt_tokens: dict[str, int] = {}
     found = probe(field, options, folder, prompt_tokens, watch)
@@ -52,6 +53,16 @@ def run(options: Options, watch: Watch) -> Run:
     watch(Progress(f"{drawn.max_blocks} blocks of {len(drawn.arms)} loads, at most {minutes:.0f} min, into {folder}"))
     _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
     return record.read(folder)
+
+
+def _check_names(field: Field, options: Options) -> None:
+    """Reference and contrasts name arms of this run; told before anything is loaded. Raises UsageError."""
+    arms = [each.arm for each in field.contenders]
+    reference = _canonical(options.reference)
+    if reference is not None and reference not in arms:
+        raise UsageError(f"the reference {reference!r} is no arm of this run; {nearest(reference, arms)}")
+    for pair in options.contrast:
+        plan.read_contrast(pair, arms)
 
 
 def _new_folder(out: Path, field: Field) -> Path:

@@ -146,7 +146,7 @@ def _why(title: str) -> str:
 
 def _key() -> str:
     files = [ROOT / name for name in ("pyproject.toml", "requirements.lock", "requirements-dev.lock")]
-    facts = [STEPS, BASE, str(ROOT), str(sys.version_info[:2]), *(file.read_text() for file in files)]
+    facts = [STEPS, os.path.realpath(BASE), str(ROOT), str(sys.version_info[:2]), *(file.read_text() for file in files)]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from harness import synth
 
 settings.register_profile("llamaduel", deadline=None, derandomize=True, database=None)
 settings.load_profile("llamaduel")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The smallest model with a known answer, for engines that only pretend."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    synth.synthesize(path, size="24MiB")
+    return path

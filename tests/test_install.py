@@ -214,6 +214,14 @@ def test_the_source_of_llama_cpp_and_what_unpacks_it_are_checked_by_hash(equippe
     assert all(f"{name}==" in fetched for name in ("setuptools", "setuptools-scm", "wheel"))
 
 
+def test_with_zig_only_ggml_becomes_libraries(equipped: Machine) -> None:
+    (equipped.bin / "g++").unlink()
+    LlamaCppRecipe().install(equipped.say)
+    configured = equipped.noted("configured")
+    assert "-DBUILD_SHARED_LIBS=OFF" in configured
+    assert "-DCMAKE_PROJECT_ggml_INCLUDE=" in configured
+
+
 @pytest.mark.parametrize("version", [None, "3.16.3"])
 def test_cmake_that_is_missing_or_old_comes_as_a_wheel(
     equipped: Machine, monkeypatch: pytest.MonkeyPatch, version: str | None
@@ -372,10 +380,12 @@ def test_a_build_is_for_this_cpu(machine: Machine, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(install.platform, "machine", lambda: "x86_64")  # type: ignore[attr-defined]
     modern = frozenset(("sse4_2", "avx", "avx2", "bmi2", "f16c", "fma"))
     monkeypatch.setattr(install, "_cpu_flags", lambda: modern)
-    assert install.for_this_machine() == {}
+    assert "GGML_AVX2" not in install.for_this_machine()
     target = LlamaCppRecipe()._target()
     monkeypatch.setattr(install, "_cpu_flags", lambda: modern - {"avx2", "fma"})
-    assert install.for_this_machine() == {"GGML_AVX2": "OFF", "GGML_FMA": "OFF"}
+    options = install.for_this_machine()
+    assert (options["GGML_AVX2"], options["GGML_FMA"]) == ("OFF", "OFF")
+    assert "GGML_F16C" not in options
     assert LlamaCppRecipe()._target() != target
 
 

@@ -387,6 +387,9 @@ def stream(session: LlamaSession, prompt: str, max_tokens: int) -> Iterator[Chun
         connection.close()
 
 
+OUT_OF_MEMORY = "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"
+
+
 @pytest.fixture
 def fakes(tmp_path: Path) -> Iterator[engines.Engines]:
     with engines.fake(tmp_path) as found:
@@ -446,6 +449,18 @@ def test_the_argv_is_that_of_the_process_and_effective_settings_are_read_back(
     assert realised.load_s is not None
 
 
+def test_a_log_that_lags_behind_is_waited_for(bare: Path, model: models.Model, tmp_path: Path) -> None:
+    found = engines.install(tmp_path / "engines")
+    late = bare / "llama-server"
+    late.write_text(
+        f'#!/bin/bash\nfor word; do [ $word = -m ] && exec {found.llama_server} "$@" 2> >(sleep 1; exec cat >&2)\n'
+        f'done; exec {found.llama_server} "$@"\n'
+    )
+    late.chmod(0o755)
+    with opened({}, model.file, "llama-cpp@cpu", tmp_path / "log") as session:
+        assert session.realised().buffers
+
+
 def test_what_cannot_be_read_back_is_said(
     fakes: engines.Engines, model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,6 +494,17 @@ def test_another_server_that_answers_on_the_port_is_not_taken_for_ours(
             assert second._server.port != first._server.port
 
 
+def test_a_start_that_lost_its_port_does_not_explain_the_next_one(
+    fakes: engines.Engines, model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, Script(dies_loading=OUT_OF_MEMORY))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [int(taken.getsockname()[1]), process.free_port()]
+        monkeypatch.setattr(process, "free_port", lambda: ports.pop(0))
+        with pytest.raises(DoesNotFit), opened({}, model.file, "llama-cpp", tmp_path / "log"):
+            pass
+
+
 def test_three_taken_ports_are_a_failure(
     fakes: engines.Engines, model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,9 +512,6 @@ def test_three_taken_ports_are_a_failure(
         monkeypatch.setattr(process, "free_port", lambda: int(taken.getsockname()[1]))
         with pytest.raises(Crashed, match="no free port"), opened({}, model.file, "llama-cpp", tmp_path / "log"):
             pass
-
-
-OUT_OF_MEMORY = "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache"
 
 
 @pytest.mark.parametrize(
@@ -552,6 +575,7 @@ def test_an_engine_without_rpc_takes_neither_hosts_nor_a_stand_in(
 
 # ── real engines ────────────────────────────────────────────────────────────────────────────
 
+HUGE = 2 * psutil.virtual_memory().total // 6144  # tokens; one takes 6 KiB in the model here
 EMBEDDED = {"llama-server": embedded_server.__file__}
 
 
@@ -732,7 +756,7 @@ def test_recurrent_layers_are_read_back_as_state(tmp_path: Path) -> None:
         ("magic", "llama-cpp", Crashed, "no GGUF model"),
         ("architecture", "llama-cpp", Crashed, "does not know the model's architecture.*qwen9moe"),
         ("", "llama-cpp@cpu,ctv=q8_0,fa=off", Crashed, "needs flash attention; add fa=on"),
-        ("", "llama-cpp@cpu,c=100000000", DoesNotFit, "KV cache.*smaller context"),
+        ("", f"llama-cpp@cpu,c={HUGE}", DoesNotFit, "KV cache.*smaller context"),
     ],
 )
 def test_a_load_that_cannot_work_fails_with_its_own_sentence(
@@ -758,6 +782,15 @@ def test_a_load_that_cannot_work_fails_with_its_own_sentence(
     with pytest.raises(error, match=words) as caught, opened(real, file, arm, tmp_path / "log"):
         pass
     assert type(caught.value) is error
+
+
+@pytest.mark.engine
+def test_a_server_with_more_slots_than_one_is_refused(
+    real: dict[str, str], model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp, "ALWAYS", ((("-np",), "2"),))
+    with pytest.raises(EngineFailed, match="2 slots, not 1"), opened(real, model.file, "llama-cpp", tmp_path / "log"):
+        pass
 
 
 @pytest.mark.engine

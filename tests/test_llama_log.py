@@ -231,6 +231,7 @@ PREFIXED = "0.00.123.456 E "
         ),
         ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", "memory", "weights"),
         ("llama_model_load: error loading model: unable to allocate CUDA_Host buffer", "memory", "pinned host memory"),
+        ("llama_model_load: error loading model: unable to allocate CPU buffer", "memory", "weights in host memory"),
         ("CUDA error: out of memory", "memory", None),
         ("llama-server: error while loading shared libraries: libcudart.so.12: cannot open", "library", None),
         ("error: invalid argument: --load-mode", "flag", None),

@@ -249,10 +249,15 @@ def test_the_output_is_right_wrong_or_unknown() -> None:
         ({"chunk_tokens": (2, 1, *range(3, 102))}, "contradict"),
         ({"chunk_ns": (500_000_000,) * 101}, "all 101 tokens came in one piece"),
         ({"max_tokens": 200}, "short answer: 101 of 200 tokens in 1.00 s"),
+        ({"decode_s": 1.05}, "CLOCK_MISMATCH: the engine claims 95.2 tok/s, its text came at 100.0"),
         ({"decode_s": 0.97}, "CLOCK_MISMATCH: the engine claims"),
         ({"decode_s": 1.03}, "CLOCK_MISMATCH: the engine claims"),
         ({"decode_s": 1e-4}, "CLOCK_MISMATCH: the engine claims"),
         ({"prefill_s": 0.503}, "CLOCK_MISMATCH: text came"),
+        (
+            {"decode_s": None, "chunk_ns": tuple(500_000_000 + 1000 * (i // 30) for i in range(101))},
+            "101 lines came in 4 pieces",
+        ),
     ],
 )
 def test_a_mechanical_reason_makes_a_sample_invalid(changes: dict[str, Any], reason: str) -> None:
@@ -403,7 +408,7 @@ def test_any_sample_at_all_can_be_judged(each: Sample) -> None:
 
 def test_a_stream_becomes_text_counts_and_stamps(client: Client) -> None:
     each = measure(client, PROMPT, 13, expected=ANSWER, expected_prompt_tokens=4)
-    assert each.invalid is None
+    assert each.fault is None
     assert each.text == ANSWER
     assert each.output_ok
     assert each.chunk_tokens == tuple(range(1, 14))
@@ -439,7 +444,7 @@ def test_the_clock_is_a_parameter(client: Client) -> None:
 
 
 def test_each_request_has_a_connection_of_its_own(client: Client) -> None:
-    assert [measure(client, PROMPT, 2).invalid for _ in range(3)] == [None] * 3
+    assert [measure(client, PROMPT, 2).fault for _ in range(3)] == [None] * 3
 
 
 @pytest.mark.parametrize("fault", [Script(), Script(error_after=2)], ids=["sound", "broken"])
@@ -501,31 +506,73 @@ def test_a_last_word_in_several_lines_is_put_together(client: Client) -> None:
 )
 def test_the_sample_does_not_depend_on_how_the_stream_is_cut(start: Start, changes: dict[str, Any]) -> None:
     each = measure(start(Script(**changes)), PROMPT, 26, expected=ANSWER * 2)
-    assert each.invalid is None
+    assert each.fault is None
     assert each.output_ok
     assert each.chunk_tokens == tuple(range(1, 27))
 
 
-@pytest.mark.parametrize(
-    "shape", [{"tokens_per_chunk": 4}, {"tokens_per_chunk": 16}, {"burst": 4}, {"burst": 16}], ids=str
-)
-@pytest.mark.parametrize("kind", [Client, Uncounted])
-def test_tokens_that_come_together_do_not_raise_the_speed(
-    tmp_path: Path, shape: dict[str, Any], kind: type[Client]
-) -> None:
-    """The true speed is known from the moments of sending: tokens after the first piece, over that time.
+@contextlib.contextmanager
+def in_lockstep(pieces: list[bytes], step_ns: int) -> Iterator[tuple[int, Callable[[], int]]]:
+    """A server and a clock that move together: the next piece leaves when the one before has been stamped."""
+    now, sending = [0], [False]
+    stamped = threading.Event()
 
-    A client that counts (N - 1) tokens reads 5 % too much here with 4 at once, 31 % with 16.
-    """
-    with running(Script(itl_s=0.004, **shape), tmp_path, kind) as client:
-        each = measure(client, PROMPT, 64)
-        sent = client.sent_ns()
-        together = max(shape.values())
-        true_tps = (64 - together) / ((sent[-1] - sent[together - 1 if "burst" in shape else 0]) / 1e9)
-        assert each.invalid is None
-        assert each.usage is not None
-        assert each.usage.generated_tokens == 64
-        assert each.decode_tps == pytest.approx(true_tps, rel=0.03)  # 0.5 % on a quiet machine; see the study below
+    def clock() -> int:
+        if sending[0]:
+            stamped.set()
+        return now[0]
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.recv(65536)
+                sending[0] = True
+                for piece in pieces:
+                    now[0] += step_ns
+                    stamped.clear()
+                    connection.sendall(piece)
+                    assert stamped.wait(30)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()[1], clock
+        thread.join()
+
+
+def chunked(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@pytest.mark.parametrize("kind", [Client, Uncounted])
+@pytest.mark.parametrize("together", [1, 4, 16])
+@pytest.mark.parametrize("cut", ["one line", "lines in one chunk", "chunks in one packet"])
+def test_tokens_that_come_together_do_not_raise_the_speed(together: int, cut: str, kind: type[Client]) -> None:
+    """64 tokens at 100 a second. A client that counts (N - 1) reads 5 % too much with 4 at once, 31 % with 16."""
+
+    def line(at: int, tokens: int) -> bytes:
+        event = {"content": " w" * tokens, "stop": False, "tokens_predicted": at + tokens, "sent_ns": 0}
+        return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+    timings = {"cache_n": 0, "prompt_n": 4, "prompt_ms": 1, "predicted_n": 64, "predicted_ms": 630}
+    last = {"content": "", "stop": True, "stop_type": "limit", "truncated": False, "timings": timings}
+    final = chunked(b"data: " + json.dumps(last).encode() + b"\n\n") + b"0\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    starts = range(0, 64, together)
+    if cut == "one line":
+        pieces = [chunked(line(at, together)) for at in starts]
+    elif cut == "lines in one chunk":
+        pieces = [chunked(b"".join(line(at + i, 1) for i in range(together))) for at in starts]
+    else:
+        pieces = [b"".join(chunked(line(at + i, 1)) for i in range(together)) for at in starts]
+    with in_lockstep([head, *pieces, final], together * 10**7) as (port, clock):
+        each = measure(kind(port), PROMPT, 64, clock=clock)
+    assert each.invalid is None
+    assert each.decode_tps == pytest.approx(100, rel=1e-9)
+    assert each.generated_tokens == 64
+    assert each.ttft_s == pytest.approx(together * 0.02)
 
 
 def test_a_slow_close_changes_no_speed(start: Start) -> None:
@@ -568,8 +615,8 @@ def test_an_engine_that_died_is_explained_although_the_stream_looked_whole(start
 
 def test_silence_ends_in_a_fault_and_never_in_a_hang(start: Start) -> None:
     client = start(Script(silent_after=2))
-    each = measure(client, PROMPT, 9, timeouts=Timeouts(gap_s=0.2))
-    assert each.invalid == "nothing came for 0.2 s after 4 lines"
+    each = measure(client, PROMPT, 9, timeouts=Timeouts(gap_s=0.5))
+    assert each.invalid == "nothing came for 0.5 s after 4 lines"
     assert len(each.chunk_ns) == 2
 
 
@@ -654,19 +701,19 @@ def test_engines_that_count_the_first_token_read_the_same_as_those_that_do_not(s
         steps = 64 if client is old else 63
         assert timings["predicted_per_second"] == pytest.approx(1000 * steps / timings["predicted_ms"])
         assert each.server_decode_tps == pytest.approx(63_000 / timings["predicted_ms"], rel=0.001)
-        assert each.invalid is None
+        assert each.fault is None
 
 
-@pytest.mark.parametrize("factor", [1.05, 0.95, 0.5])
+@pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_wrong_clock_of_the_engine_is_a_mismatch(start: Start, factor: float) -> None:
-    each = measure(start(Script(itl_s=0.02, decode_time_factor=factor)), PROMPT, 64)
+    each = measure(start(Script(itl_s=0.01, decode_time_factor=factor)), PROMPT, 64)
     assert "CLOCK_MISMATCH" in str(each.invalid)
 
 
 def test_a_cached_prompt_is_invalid_but_a_shared_token_is_not(start: Start) -> None:
     client = start(Script(cached=1))
     assert "1 prompt tokens came from a cache" in str(measure(client, PROMPT, 5).invalid)
-    assert measure(client, PROMPT, 5, shared_tokens=1).invalid is None
+    assert "cache" not in str(measure(client, PROMPT, 5, shared_tokens=1).invalid)
 
 
 # ── C1: as good as a bare socket ────────────────────────────────────────────────────────────
@@ -693,7 +740,7 @@ def test_stamps_are_as_good_as_those_of_a_bare_socket(start: Start) -> None:
     gap_ms: dict[str, list[float]] = {"ours": [], "bare": []}
     for _ in range(8):
         each = measure(client, PROMPT, 48)
-        assert each.invalid is None
+        assert each.fault is None
         ours = [each.sent_ns + stamp for stamp in each.chunk_ns]
         pairs = {
             "ours": list(zip(ours, client.sent_ns(), strict=True)),
@@ -706,6 +753,6 @@ def test_stamps_are_as_good_as_those_of_a_bare_socket(start: Start) -> None:
             late_ms[name] += late
             gap_ms[name] += [abs(after - before) for before, after in pairwise(late)]
     for errors in (late_ms, gap_ms):
-        for percent, slack_ms in ((50, 0.2), (90, 1.0)):
+        for percent, slack_ms in ((50, 0.2), (90, 2.0)):
             ours_ms, bare_ms = (statistics.quantiles(errors[name], n=100)[percent - 1] for name in ("ours", "bare"))
             assert ours_ms <= 1.5 * bare_ms + slack_ms, f"p{percent}: {ours_ms:.3f} ms, a bare socket {bare_ms:.3f} ms"

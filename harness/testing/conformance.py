@@ -186,7 +186,7 @@ class Conformance:
         session.read_so_far.clear()
         sample = generate(session, self.prompt(subject), 8)
         kinds = [type(item) for _, item in session.read_so_far if item is not None]
-        assert sample.invalid is None
+        assert sample.fault is None
         assert sample.text
         assert kinds[0] is Chunk
         assert kinds[-1] is Usage
@@ -195,7 +195,7 @@ class Conformance:
     def test_the_number_of_tokens_is_honoured_and_counted(self, subject: Subject, session: Recorder) -> None:
         for max_tokens in (1, 5, 12):
             sample = generate(session, self.prompt(subject), max_tokens)
-            assert sample.invalid is None
+            assert sample.fault is None
             assert sample.usage is not None
             assert sample.usage.generated_tokens == max_tokens
             assert sample.usage.stop in ("length", None)

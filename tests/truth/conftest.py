@@ -12,7 +12,7 @@ class Attained(Protocol):
     def __call__(self, test: str, case: str, value: float, sign: str, limit: float, unit: str = "%") -> None: ...
 
 
-ROWS: pytest.StashKey[list[tuple[str, str, str, str]]] = pytest.StashKey()
+ROWS = pytest.StashKey[list[tuple[str, str, str, str]]]()
 HERE = Path(__file__).parent
 
 
@@ -42,8 +42,8 @@ def attained(request: pytest.FixtureRequest) -> Attained:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = list(config.stash[ROWS])
-    rows.sort(key=lambda row: (not row[0].startswith("S"), len(row[0]), row[0]))
+    gathered = config.stash[ROWS]
+    rows = sorted(gathered, key=lambda row: (not row[0].startswith("S"), len(row[0]), row[0]))
     if not rows:
         return
     terminalreporter.section("attained against a known truth")

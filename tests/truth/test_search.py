@@ -85,6 +85,14 @@ def test_whatever_is_measured_the_search_ends_in_time(truth: list[float | None],
     assert (found.best is None) == (not found.ranked)
 
 
+@pytest.mark.parametrize("guess", [-3, 0, 29, 59, 70])
+def test_a_guess_that_misses_by_far_costs_no_more_loads(guess: int) -> None:
+    truth = [None if n < 50 else 4.0 - 0.03 * n for n in range(60)]
+    found = found_in(truth, guess)
+    assert len(found.tried) <= MOST_LOADS
+    assert found.best is not None
+
+
 def test_a_model_that_does_not_load_anywhere_has_no_best() -> None:
     found = found_in([None] * 9, guess=3)
     assert (found.best, found.edge, found.ranked) == (None, None, ())

@@ -1,0 +1,257 @@
+"""The whole walk against engines with scripted speed: real processes, real HTTP, known truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness import process, record
+from harness.errors import RunRefused
+from harness.options import Options
+from harness.plan import Status
+from harness.probe import Progress
+from harness.testing import engines
+from harness.testing.script import Script
+from harness.walk import duel, read, verify
+
+FAST = Script(itl_s=0.004)
+
+
+def options(model: Path, out: Path, **changes: object) -> Options:
+    given: dict[str, object] = {
+        "model": str(model),
+        "arms": "ollama,llama-cpp",
+        "out": str(out),
+        "no_wait": True,
+        "out_tokens": 24,
+        "preset": "quick",
+        "prompt_tokens": 64,
+        "context": 512,
+        "seed": 1,
+    }
+    return Options(**(given | changes))  # type: ignore[arg-type]
+
+
+def silent(_: Progress) -> None:
+    pass
+
+
+@pytest.fixture
+def fakes(tmp_path: Path) -> Iterator[engines.Engines]:
+    with engines.fake(tmp_path, FAST) as found:
+        yield found
+
+
+def nothing_is_left() -> bool:
+    return not [
+        each
+        for each in psutil.process_iter()
+        if process._environ(each).get(process.OWNER) == process.owner() and each.pid != os.getpid()
+    ]
+
+
+def test_a_run_leaves_a_folder_that_verifies_and_no_process(
+    fakes: engines.Engines, model: Path, tmp_path: Path
+) -> None:
+    comparison = duel(options(model, tmp_path / "runs"), silent)
+
+    assert [row.arm for row in comparison.rows] == ["ollama", "llama-cpp"]
+    assert {row.status.word for row in comparison.rows} == {Status.OK}
+    assert all(row.output_ok for row in comparison.rows)
+    assert len({row.weights_digest for row in comparison.rows}) == 1
+    assert comparison.rows[0].weights_digest is not None
+    assert verify(comparison.run.folder) == []
+    assert nothing_is_left()
+
+
+def test_an_arm_at_half_speed_is_found_different(model: Path, tmp_path: Path) -> None:
+    slow = [{"when": "--cpu-moe", "itl_s": 0.012}]
+    gpu = Script(itl_s=0.006, devices=(("CUDA0", "a card", 8000),))
+    with engines.fake(tmp_path, gpu, cases=slow):
+        arms = "llama-cpp@ngl=99,llama-cpp@cpu-moe"
+        comparison = duel(options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=0.01), silent)
+        # a budget of less than a second leaves one pair of blocks: numbers, no claims
+        assert comparison.state.word == "SCREENING"
+
+        comparison = duel(options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=60.0), silent)
+
+    contrast = comparison.row("llama-cpp@cpu-moe").contrast
+    assert contrast is not None
+    assert contrast.ratio == pytest.approx(0.5, rel=0.15)
+    assert comparison.judgement.n >= 6
+    if comparison.state.ranks:  # a machine too noisy for six blocks is called so, and then ranks nothing
+        assert contrast.word == "DIFFERENT"
+
+
+def test_every_load_of_the_plan_is_one_engine_start(model: Path, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    with engines.fake(tmp_path, Script(itl_s=0.002, starts=str(starts))):
+        comparison = duel(options(model, tmp_path / "runs"), silent)
+
+    assert len(starts.read_text().splitlines()) == len(comparison.run.loads)
+    assert {load.stage for load in comparison.run.loads} == {"probe", "block"}
+
+
+def test_without_a_device_placements_are_one_and_run_once(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    comparison = duel(options(model, tmp_path, arms="llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
+
+    assert [row.status.word for row in comparison.rows] == [Status.OK, Status.ALIAS, Status.ALIAS]
+    assert comparison.row("llama-cpp@cpu-moe").status.alias_of == "llama-cpp"
+    assert {load.arm for load in comparison.run.loads} == {"llama-cpp"}
+
+
+def test_an_engine_that_is_missing_is_a_row_with_the_next_step(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, FAST) as found:
+        found.ollama.unlink()
+        os.environ["PATH"] = str(found.bin)
+        comparison = duel(options(model, tmp_path / "runs"), silent)
+
+    row = comparison.row("ollama")
+    assert row.status.word is Status.UNAVAILABLE
+    assert "llamaduel engines install ollama" in row.status.reason
+    assert comparison.row("llama-cpp").decode_tps is not None
+
+
+def test_an_arm_that_dies_loading_is_a_row_and_not_the_end(model: Path, tmp_path: Path) -> None:
+    dies = [{"when": "--cpu-moe", "dies_loading": "GGML_ASSERT(false) failed", "exit_code": -6}]
+    with engines.fake(tmp_path, Script(itl_s=0.002, devices=(("CUDA0", "a card", 8000),)), cases=dies):
+        comparison = duel(options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
+
+    row = comparison.row("llama-cpp@cpu-moe")
+    assert row.status.word is Status.CRASHED
+    assert "SIGABRT" in row.status.reason
+    assert comparison.row("llama-cpp@ngl=99").status.word is Status.OK
+
+
+def test_if_no_arm_runs_the_run_is_refused_with_every_reason(model: Path, tmp_path: Path) -> None:
+    with (
+        engines.fake(tmp_path, Script(dies_loading="unknown model architecture: 'qwen9'")),
+        pytest.raises(RunRefused, match=r"no arm can be measured.*ollama: .*llama-cpp: .*qwen9"),
+    ):
+        duel(options(model, tmp_path), silent)
+
+
+def test_wrong_output_is_void_however_fast(model: Path, tmp_path: Path) -> None:
+    wrong = [{"when": "--cpu-moe", "words": ["nonsense", "again"]}]
+    with engines.fake(tmp_path, Script(itl_s=0.002, devices=(("CUDA0", "a card", 8000),)), cases=wrong):
+        comparison = duel(options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
+
+    row = comparison.row("llama-cpp@cpu-moe")
+    assert row.status.word is Status.VOID
+    assert "known answer" in row.status.reason
+
+
+def test_a_cached_prompt_is_invalid_and_told(model: Path, tmp_path: Path) -> None:
+    with (
+        engines.fake(tmp_path, Script(itl_s=0.002, cached=5)),
+        pytest.raises(RunRefused, match="5 prompt tokens came from a cache"),
+    ):
+        duel(options(model, tmp_path, arms="llama-cpp"), silent)
+
+
+KILLED = """
+import os, sys
+from harness.options import Options
+from harness.walk import duel
+duel(Options(**{options!r}), lambda progress: print(progress.text, flush=True))
+"""
+
+
+def begin(given: Options) -> subprocess.Popen[str]:
+    values = {name: getattr(given, name) for name in given.__dataclass_fields__}
+    return subprocess.Popen(
+        [sys.executable, "-c", KILLED.format(options=values)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def wait_for(running: subprocess.Popen[str], text: str) -> None:
+    assert running.stdout is not None
+    for line in running.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} never came")
+
+
+def await_end(mark: str) -> None:
+    deadline = time.monotonic() + 30
+    while any(process._environ(each).get(process.OWNER, "") == mark for each in psutil.process_iter()):
+        assert time.monotonic() < deadline, "an engine outlived its harness"
+        time.sleep(0.05)
+
+
+def test_killed_it_leaves_no_engine_and_goes_on_where_it_was(
+    fakes: engines.Engines, model: Path, tmp_path: Path
+) -> None:
+    given = options(model, tmp_path / "runs", preset="confirm", budget=0.2)
+    with begin(given) as running:
+        wait_for(running, "block 2")
+        mark = f"{running.pid}-{psutil.Process(running.pid).create_time():.2f}"
+        running.send_signal(signal.SIGKILL)
+    await_end(mark)
+    (folder,) = (tmp_path / "runs").iterdir()
+    before = record.read(folder)
+    assert any(load.stage == "block" for load in before.loads), "samples so far are readable"
+    with (folder / record.LINES).open("ab") as lines:
+        lines.write(b'{"format":1,"kind":"sam')  # the kill came in the middle of a line
+
+    comparison = duel(Options(resume=str(folder), no_wait=True), silent)
+
+    assert comparison.header == before.header, "the plan and its digest never change"
+    assert comparison.run.loads[: len(before.loads)] == before.loads
+    assert verify(folder) == []
+    again = duel(Options(resume=str(folder), no_wait=True), silent)
+    assert again.run.loads == comparison.run.loads, "nothing is left to do"
+
+
+def test_ctrl_c_keeps_a_readable_run(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    with begin(options(model, tmp_path / "runs", preset="confirm", budget=60.0)) as running:
+        wait_for(running, "block 2")
+        mark = f"{running.pid}-{psutil.Process(running.pid).create_time():.2f}"
+        running.send_signal(signal.SIGINT)
+        assert running.stdout is not None
+        running.stdout.read()
+    await_end(mark)
+
+    assert running.returncode == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert read(folder).blocks_run >= 1
+    assert verify(folder) == []
+
+
+def test_a_run_on_another_engine_build_is_not_continued(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, FAST):
+        folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent).run.folder
+    with (
+        engines.fake(tmp_path / "newer", Script(version="12000")),
+        pytest.raises(RunRefused, match=r"llama\.cpp b11434 is now llama\.cpp b12000"),
+    ):
+        duel(Options(resume=str(folder), no_wait=True), silent)
+
+
+def test_a_changed_sample_or_report_does_not_verify(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent).run.folder
+    lines = (folder / record.LINES).read_text().splitlines()
+    for number, line in enumerate(lines):
+        data = json.loads(line)
+        if data["kind"] == "sample" and data["load"].startswith("block") and not data["sample"]["warmup"]:
+            data["sample"]["chunk_ns"][-1] += 50_000_000
+            data["sample"]["usage"]["decode_s"] += 0.05
+            lines[number] = json.dumps(data)
+    (folder / record.LINES).write_text("\n".join(lines) + "\n")
+
+    assert any("the samples give" in problem for problem in verify(folder))
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    for command in (read, verify):
+        with pytest.raises(RunRefused, match="holds no run"):
+            command(tmp_path)
