@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from backends import embedded_server, llama_log, stand_in
+from backends.llama_bench import bench
 from backends.llama_http import Server, error_text, listens, read_line
 from backends.stand_in import StandIn
 from harness import process
@@ -69,12 +70,10 @@ OLD_LOAD_MODES = {
     "mmap+mlock": ("--mlock",),
     "dio": ("--direct-io",),
 }
-# on every arm; the first spelling that the build takes. Shift and keep as Ollama sets them.
+# on every arm; the first spelling that the build takes. No context shift: our requests forbid it in Ollama too.
 ALWAYS = (
     (("-np",), "1"),
     (("--cache-ram",), "0"),
-    (("--context-shift",), None),
-    (("--keep",), "4"),
     (("--no-webui", "--no-ui"), None),
     (("--offline",), None),
 )
@@ -284,6 +283,8 @@ class LlamaCpp:
                     if not left:
                         raise Crashed(f"no free port after {PORT_TRIES} tries ({error}); try again") from None
             yield session
+
+    bench = staticmethod(bench)  # for `llamaduel calibrate`
 
 
 def _with_rpc(settings: Settings, endpoint: str) -> Settings:

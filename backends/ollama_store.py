@@ -63,7 +63,8 @@ def resolve(name: str, stores: Iterable[Path], *, asked: bool) -> Path | None:
     known = [model for store in stores for model in models(store)]
     closed = [str(store) for store in stores if _is_closed(store)]
     hint = f"; {' and '.join(closed)} cannot be read by this user" if closed else ""
-    raise ModelError(f"Ollama has no model {name!r} here ({nearest(name, known)}){hint}; `ollama pull {name}` gets it")
+    meant = nearest(_short(*parts) if parts else name, known)
+    raise ModelError(f"Ollama has no model {name!r} here ({meant}){hint}; `ollama pull {name}` gets it")
 
 
 def _parts(name: str) -> tuple[str, ...] | None:

@@ -35,6 +35,7 @@ FORMAT = 1  # of the cached probe
 CACHES = 4  # active bytes below so many caches may be served from them, and bound nothing
 DEVICE_CACHE_BYTES = 128 << 20  # drivers do not tell theirs; no GPU so far has more
 SMALLEST_BYTES, LARGEST_BYTES = 256 << 20, 1 << 30  # of all probe arrays together
+LEAST_CACHES = 2  # that a probe array must exceed, so that a cache serves little of it
 PROBE_S = 4.0
 ROUNDS = 5
 PEAK = 1.1  # numpy may miss the best by so much
@@ -231,7 +232,7 @@ def probe_bytes(machine: Machine) -> int | None:
     """Size of the probe arrays: well above the caches, at most 1 GiB and a quarter of what is available."""
     cache = machine.last_level_cache_bytes or 0
     size = min(max(2 * CACHES * cache, SMALLEST_BYTES), LARGEST_BYTES, machine.available_bytes // 4)
-    return size if size >= max(CACHES * cache, SMALLEST_BYTES // 4) else None
+    return size if size >= max(LEAST_CACHES * cache, SMALLEST_BYTES // 4) else None
 
 
 def probe(

@@ -188,7 +188,7 @@ class Reader:
         gpus = machine.gpu_memory()
         return Reading(
             at_s=time.monotonic(),
-            busy_s=busy_s,
+            busy_s=busy_s or None,  # some sandboxes show none
             steal_s=getattr(times, "steal", None),
             own_s=own_s,
             kernel_s=kernel_s,

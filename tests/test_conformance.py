@@ -254,6 +254,42 @@ def test_a_stand_in_device_takes_weights(adapter: Backend, tiny: Model, tmp_path
     assert our_processes() == before
 
 
+# ── the fakes themselves ────────────────────────────────────────────────────────────────────
+
+
+def test_a_case_changes_only_the_starts_that_it_names(tiny: Model, tmp_path: Path) -> None:
+    adapter = LlamaCpp()
+    with engines.fake(tmp_path, cases=[{"when": "--n-cpu-moe 3", "words": ["moe"]}]):
+        engine = adapter.find({})
+        texts = []
+        for arm in ("llama-cpp@ncmoe=3", "llama-cpp@ncmoe=2"):
+            with adapter.open(engine, tiny.file, adapter.parse(arm), SETTINGS, tmp_path / "log") as session:
+                texts.append(generate(session, prompt_of(tiny), 2).text)
+    assert texts[0] == " moe moe"
+    assert "moe" not in texts[1]
+
+
+def test_each_start_may_have_a_speed_of_its_own(tiny: Model, tmp_path: Path) -> None:
+    """Twenty times apart, so that a busy machine cannot hide it."""
+    starts = tmp_path / "starts"
+    adapter = LlamaCpp()
+    with engines.fake(tmp_path, Script(itl_s=(0.001, 0.02), starts=str(starts))):
+        engine = adapter.find({})
+        speeds = []
+        for _ in range(2):
+            with adapter.open(engine, tiny.file, adapter.parse("llama-cpp"), SETTINGS, tmp_path / "log") as session:
+                speeds.append(generate(session, prompt_of(tiny), 30).server_decode_tps or 0)
+    assert speeds[1] < 51 < speeds[0]
+    assert len(starts.read_text().splitlines()) == 2
+
+
+def test_a_misspelt_key_of_a_script_is_no_silent_default(tmp_path: Path) -> None:
+    with engines.fake(tmp_path):
+        os.environ[VARIABLE] = '{"itl": 3}'
+        with pytest.raises(Unavailable):
+            LlamaCpp().find({})
+
+
 # ── the real ones ───────────────────────────────────────────────────────────────────────────
 
 

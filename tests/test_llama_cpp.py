@@ -35,7 +35,7 @@ from harness.testing.script import Script
 
 MIB = 1024 * 1024
 NOTHING = Settings(context=None, batch=None, ubatch=None, flash_attention=None, kv_k=None, kv_v=None)
-ALWAYS = "-np 1 --cache-ram 0 --context-shift --keep 4 --no-webui --offline"
+ALWAYS = "-np 1 --cache-ram 0 --no-webui --offline"
 MODEL = Path("model.gguf")
 HAS_WHEEL = importlib.util.find_spec("xllamacpp") is not None
 
@@ -105,7 +105,7 @@ def test_an_older_build_gets_its_own_spelling_of_the_load_mode(load_mode: str, o
 def test_what_a_build_does_not_take_is_left_out_and_said() -> None:
     flags = CURRENT - {"-fit", "--cache-ram", "--no-webui"} | {"--no-ui"}
     argv, notes = arguments(MODEL, Placement("ngl", 5), NOTHING, flags)
-    assert shlex.join(argv) == "-m model.gguf -ngl 5 -np 1 --context-shift --keep 4 --no-ui --offline"
+    assert shlex.join(argv) == "-m model.gguf -ngl 5 -np 1 --no-ui --offline"
     assert notes == ("this build has no --cache-ram",)
 
 
@@ -345,7 +345,7 @@ def test_the_command_can_be_pasted_and_holds_no_key_and_no_port(bare: Path) -> N
     file = ModelFile(Path("/with space/m.gguf"), (), "", 0, "", "")
     line = backend.command(backend.parse("llama-cpp@ncmoe=3"), file, NOTHING)
     assert line == (
-        "llama-server -m '/with space/m.gguf' -fit off -ngl 999 --n-cpu-moe 3 -np 1 --cache-ram 0 --keep 4 --offline"
+        "llama-server -m '/with space/m.gguf' -fit off -ngl 999 --n-cpu-moe 3 -np 1 --cache-ram 0 --offline"
     )
 
 

@@ -34,8 +34,18 @@ def write(root: Path, path: str, text: str) -> None:
 Card = dict[str, Any]
 
 
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever this machine has: importing the driver's library raises."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    machine.nvml.cache_clear()
+    yield
+    monkeypatch.undo()
+    machine.nvml.cache_clear()
+
+
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def driver(no_driver: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Puts a driver with these cards in place of the real one; a missing answer raises, as NVML does."""
 
     def install(*cards: Card) -> None:
@@ -70,9 +80,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         monkeypatch.setitem(sys.modules, "pynvml", library)
         machine.nvml.cache_clear()
 
-    yield install
-    monkeypatch.undo()
-    machine.nvml.cache_clear()
+    return install
 
 
 def card(name: str = "NVIDIA GeForce RTX 4070", used: int = GIB, total: int = 12 * GIB, **answers: Any) -> Card:
@@ -162,14 +170,11 @@ def test_a_card_that_does_not_throttle_says_so_with_an_empty_set(driver: Callabl
     assert machine.gpu_throttles() == frozenset()
 
 
-def test_without_a_driver_there_are_no_gpus_and_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it raises
-    machine.nvml.cache_clear()
-
+def test_without_a_driver_there_are_no_gpus_and_no_error(tmp_path: Path) -> None:
     found = machine.read(tmp_path)
-    machine.nvml.cache_clear()
 
     assert (found.gpus, found.visible_gpus) == ((), ())
+    assert (machine.gpu_memory(), machine.gpu_busy(), machine.gpu_throttles()) == (None, None, None)
 
 
 def test_a_gpu_that_no_engine_can_use_is_said_in_those_words(tmp_path: Path) -> None:

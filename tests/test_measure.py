@@ -45,6 +45,7 @@ class Client:
 
     def read(self, line: bytes) -> Chunk | Usage | None:
         self.first_read_ns = self.first_read_ns or time.perf_counter_ns()
+        assert line == line.strip(b"\r\n"), "an adapter need not know how lines end"
         if line.startswith(b":"):
             return None
         event: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
@@ -457,10 +458,12 @@ def test_garbage_collection_rests_during_the_stream_only(start: Start, fault: Sc
         return time.perf_counter_ns()
 
     switch_s = sys.getswitchinterval()
+    sys.setswitchinterval(0.003)
     measure(client, PROMPT, 5, clock=clock)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
-    assert sys.getswitchinterval() == switch_s
+    assert sys.getswitchinterval() == pytest.approx(0.003)
+    sys.setswitchinterval(switch_s)
     assert not all(during)
 
 
@@ -515,7 +518,7 @@ def test_the_sample_does_not_depend_on_how_the_stream_is_cut(start: Start, chang
 def in_lockstep(pieces: list[bytes], step_ns: int) -> Iterator[tuple[int, Callable[[], int]]]:
     """A server and a clock that move together: the next piece leaves when the one before has been stamped."""
     now, sending = [0], [False]
-    stamped = threading.Event()
+    stamped, over = threading.Event(), threading.Event()
 
     def clock() -> int:
         if sending[0]:
@@ -526,19 +529,23 @@ def in_lockstep(pieces: list[bytes], step_ns: int) -> Iterator[tuple[int, Callab
 
         def serve() -> None:
             connection, _ = listener.accept()
-            with connection:
+            with connection, contextlib.suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.recv(65536)
                 sending[0] = True
                 for piece in pieces:
+                    if over.is_set():
+                        break
                     now[0] += step_ns
                     stamped.clear()
                     connection.sendall(piece)
-                    assert stamped.wait(30)
+                    stamped.wait(30)
 
         thread = threading.Thread(target=serve)
         thread.start()
         yield listener.getsockname()[1], clock
+        over.set()
+        stamped.set()
         thread.join()
 
 
@@ -628,6 +635,14 @@ def test_a_first_token_that_does_not_come_is_a_fault(start: Start) -> None:
 def test_a_stream_that_never_ends_is_given_up(start: Start) -> None:
     each = measure(start(Script(itl_s=0.01)), PROMPT, 100_000, timeouts=Timeouts(total_s=0.3))
     assert "the request took longer than 0.3 s" in str(each.invalid)
+
+
+def test_a_stream_that_flows_without_end_is_given_up() -> None:
+    line = b'data: {"stop":false,"content":" word","tokens_predicted":1,"sent_ns":1}\n'
+    with in_lockstep([b"HTTP/1.1 200 OK\r\n\r\n", *[line] * 1000], 10**8) as (port, clock):
+        each = measure(Client(port), PROMPT, 9, clock=clock, timeouts=Timeouts(total_s=2.0))
+    assert "the request took longer than 2 s" in str(each.invalid)
+    assert len(each.chunk_ns) == 19
 
 
 def test_a_refused_connection_is_a_fault() -> None:

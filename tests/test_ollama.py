@@ -34,7 +34,7 @@ from backends.ollama_session import OllamaSession
 from harness import model, process, synth
 from harness.arms import apply_knobs
 from harness.contract import Buffer, Device, Engine, ModelFile, Prompt, Request, Settings
-from harness.errors import DoesNotFit, EngineFailed, TimedOut, Unavailable, UsageError
+from harness.errors import DoesNotFit, EngineFailed, ModelError, TimedOut, Unavailable, UsageError
 from harness.measure import measure
 from harness.testing import engines
 from harness.testing.conformance import PATIENCE, SETTINGS, our_processes
@@ -90,6 +90,23 @@ def test_a_knob_that_ollama_does_not_have_names_those_it_has(text: str) -> None:
 def test_an_arm_reads_as_it_was_written() -> None:
     for text in ("ollama", "ollama@ngl=20", "ollama@cpu-moe", "ollama@ncmoe=20", "ollama@cpu", "ollama,c=8192,t=3"):
         assert str(Ollama().parse(text)) == text
+
+
+# ── names of models ─────────────────────────────────────────────────────────────────────────
+
+
+def test_a_name_of_ollamas_leads_to_its_weights(
+    weights: model.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "store"))
+    ollama_store.link(tmp_path / "store", "mine", weights.file)
+    for ref in ("ollama:mine", "ollama:mine:latest", "mine"):
+        found = Ollama().resolve(ref)
+        assert found is not None
+        assert found.samefile(weights.file.path)
+    assert Ollama().resolve("mime") is None
+    with pytest.raises(ModelError, match="did you mean 'mine:latest'"):
+        Ollama().resolve("ollama:mime")
 
 
 # ── what a person pastes ────────────────────────────────────────────────────────────────────

@@ -11,10 +11,12 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
@@ -318,3 +320,13 @@ def test_every_locked_package_has_one_version_and_hashes_and_no_index_is_named(l
 def test_the_tests_run_on_the_very_packages_of_the_benchmark() -> None:
     locked, dev = ({line for line in lock.read_text().splitlines() if "==" in line} for lock in LOCKS[:2])
     assert locked < dev
+
+
+def test_the_lock_files_have_all_that_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for lock, names in ((LOCKS[0], ["embedded"]), (LOCKS[1], ["embedded", "dev"])):
+        locked = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE))
+        for text in [*project["dependencies"], *(each for name in names for each in extras[name])]:
+            wanted = Requirement(text)
+            assert wanted.specifier.contains(locked[wanted.name]), f"{text}: run scripts/lock"

@@ -273,7 +273,10 @@ def test_a_process_that_ends_while_it_is_read_is_left_out(tmp_path: Path) -> Non
         (tmp_path / str(pid) / "stat").write_text(text)
     (tmp_path / "88").mkdir()
 
-    assert Reader(proc=tmp_path).read().own_s == pytest.approx(7 / os.sysconf("SC_CLK_TCK"))
+    seen = Reader(proc=tmp_path).read()
+
+    assert seen.own_s == pytest.approx(7 / os.sysconf("SC_CLK_TCK"))
+    assert (seen.rss_bytes, seen.major_faults) == (None, None)  # no engine: unknown, not 0
 
 
 BURN = "import time\nwhile time.process_time() < 0.4: pass\n"
