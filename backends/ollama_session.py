@@ -35,6 +35,7 @@ STOP_S = 0.3  # from the first of them to the last, which not every build has
 UNREACHABLE = (OSError, http.client.HTTPException, EngineFailed)
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+APART = "~"  # no prompt begins with it: Ollama keeps what it has read, and would skip a common beginning
 PREFILL = re.compile(rb"prompt eval time = +([\d.]+) ms / +(\d+) tokens")
 PREFILL_DIGITS_S = 0.000006  # half of the last digit printed, and a little
 STOP = re.compile(rb"stop processing: n_tokens = \d+, truncated = (\d)")
@@ -68,7 +69,7 @@ class OllamaSession:
         """One short request with the options of all that follow. Raises EngineFailed."""
         began = time.monotonic()
         try:
-            answer = _post(self.request(Prompt("load", "The"), 1), wait_s)
+            answer = _post(self.request(Prompt("load", APART), 1), wait_s)
         except TimeoutError:
             raise TimedOut(f"Ollama did not load the model within {wait_s:.0f} s; its log says why") from None
         except (OSError, http.client.HTTPException) as error:

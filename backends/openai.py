@@ -100,7 +100,7 @@ class OpenAI:
         return None
 
     def command(self, arm: Arm, model: ModelFile, settings: Settings) -> str:
-        request = self._server(arm).request(Prompt("", "Hello"), 16)
+        request = self._server(arm).request(Prompt("", "~"), 16)
         headers = [f"-H{key}: {value}" for key, value in request.headers.items()]
         return shlex.join(["curl", "-N", request.url, *headers, "-d", request.body.decode()])
 
@@ -109,7 +109,7 @@ class OpenAI:
         import requests
 
         server = self._server(arm)
-        first = server.request(Prompt("", "Hello"), 1)
+        first = server.request(Prompt("", "~"), 1)
         try:
             answer = requests.post(first.url, first.body, headers=dict(first.headers), timeout=60, proxies={"http": ""})
             answer.raise_for_status()

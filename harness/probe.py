@@ -332,19 +332,19 @@ def _status(contenders: Sequence[Contender], arm: str) -> Status:
 
 
 def _name_noops(contenders: Sequence[Contender]) -> list[Contender]:
-    """Placements of one engine that were to differ, and put every buffer where another one had it."""
-    named = []
-    for index, contender in enumerate(contenders):
-        status = contender.status
-        if status.word is Status.OK and contender.realised and contender.predicted:
-            for other in contenders[:index]:
-                if other.status.word is Status.OK and placement.is_noop(
-                    contender.predicted, contender.realised, other.predicted, other.realised
-                ):
-                    status = ArmStatus(Status.NOOP, f"its flags changed nothing: the buffers are those of {other.arm}")
-                    break
-        named.append(dataclasses.replace(contender, status=status))
-    return named
+    """Arms that were to differ and put every buffer where another arm of their engine has it."""
+    running = [each for each in contenders if each.status.word is Status.OK]
+
+    def named(each: Contender) -> Contender:
+        earlier = (other for other in running if read_arm(other).backend == read_arm(each).backend and other != each)
+        for other in earlier if each.status.word in (Status.OK, Status.VOID) else ():
+            first = each.status.word is Status.VOID or contenders.index(other) < contenders.index(each)
+            if first and placement.is_noop(each.predicted, each.realised, other.predicted, other.realised):
+                reason = f"its flags changed nothing: the buffers are those of {other.arm}"
+                return dataclasses.replace(each, status=ArmStatus(Status.NOOP, reason))
+        return each
+
+    return [named(each) for each in contenders]
 
 
 def _check_context(options: Options, out_tokens: int, prompt_tokens: Mapping[str, int]) -> None:

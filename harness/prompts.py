@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SHORT = 128  # tokens; up to here a prompt is one that needs no text beside it
 MARGIN = 64  # tokens that a template may add
 TIGHTEST = 0.6  # of the room: lengths are estimates, and a small vocabulary needs more tokens
+PROSE = 4.4  # characters a token, about
 STRIDE = 37  # words of a known answer between the prompts that end in them
 FURTHER = "Further papers, from another folder:"
 
@@ -43,7 +44,7 @@ class Kind:
     ask: str = ""
     short: tuple[str, ...] = ()
     passages: tuple[str, ...] = ()
-    characters_per_token: float = 4.5
+    characters_per_token: float = PROSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class PromptSet:
         wanted = tokens if room is None else min(tokens, int((room - MARGIN) * TIGHTEST))
         if wanted < 16:
             raise UsageError(f"the context leaves {room} tokens for the prompt; raise --context or lower --out-tokens")
-        text = wanted - MARGIN / 2 - (len(kind.task) + len(kind.ask)) / kind.characters_per_token
+        text = wanted - MARGIN / 2 - (len(kind.task) + len(kind.ask)) / PROSE
         if kind.short and (tokens <= SHORT or text < SHORT / 2 or not kind.passages):
             return _cut(kind.short[turn % len(kind.short)], int(wanted * kind.characters_per_token))
         return f"{kind.task}\n\n{self._passages(kind, turn, text)}\n\n{kind.ask}"
@@ -126,9 +127,7 @@ def load(path: Path | None = None) -> PromptSet:
     except OSError as error:
         raise UsageError(f"the prompts {path} cannot be read ({error.strerror}); check the path") from error
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{path} is not a prompt set ({error}); take the built-in prompts.toml as a pattern"
-        ) from error
+        raise UsageError(f"{path} is no prompt set ({error}); take the built-in prompts.toml as a pattern") from error
     if not kinds:
         raise UsageError(f"{path} holds no [[kind]]; take the built-in prompts.toml as a pattern")
     content = json.dumps([asdict(kind) for kind in kinds], sort_keys=True, ensure_ascii=False)
@@ -148,7 +147,7 @@ def _kind(item: Mapping[str, Any]) -> Kind:
         name=_text(item["name"]) if "name" in item else "text",
         task=_text(item.get("task", "")),
         ask=_text(item.get("ask", "")),
-        characters_per_token=float(item.get("characters_per_token", 4.5)),
+        characters_per_token=float(item.get("characters_per_token", PROSE)),
         **texts,
     )
 

@@ -210,8 +210,8 @@ def _space(part: Part) -> int:
 
 
 def _layer_parts(shape: Shape, layer: int) -> list[Part]:
-    eighth = shape.layers // 8
-    better = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2  # llama.cpp's choice of layers
+    eighth, last = shape.layers // 8, 7 * shape.layers // 8
+    better = layer < eighth or layer >= last or (layer - eighth) % 3 == 2  # llama.cpp's choice of layers
     return [
         Part(f"blk.{layer}.{suffix}", extent, _type(shape, f"blk.{layer}.{suffix}", extent, role, better), role)
         for suffix, extent, role in _LAYERS[shape.architecture](shape, layer)

@@ -7,6 +7,7 @@ word of one long cycle. An engine that computes rightly writes that cycle; garba
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -106,7 +107,8 @@ def write(out: Path, shape: Shape, seed: int = 0, say: Say | None = None, *, hea
     except OSError as error:
         raise RunRefused(f"{out} cannot be written ({error.strerror}); name another place") from error
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
     return out
 
 

@@ -156,8 +156,7 @@ def test_an_engine_killed_in_a_block_repeats_the_block(moe: Path, tmp_path: Path
     assert killed
     assert comparison.judgement.n == 2
     assert comparison.repeated_loads > 0
-    broken = [load for load in comparison.run.loads if load.failure] or [
-        sample for samples in comparison.run.samples.values() for sample in samples if sample.invalid
-    ]
-    assert broken, "what broke stays in the file"
-    assert {row.status.word for row in comparison.rows} == {Status.OK}
+    failed = [load.id for load in comparison.run.loads if load.failure]
+    failed += [load for load, samples in comparison.run.samples.items() if any(each.invalid for each in samples)]
+    assert failed, "what broke stays in the file"
+    assert comparison.row("llama-cpp").status.word is Status.OK
