@@ -78,7 +78,9 @@ class OpenAI:
     servers: Mapping[str, Server] = MappingProxyType({})
 
     def find(self, hints: Mapping[str, str]) -> Engine:
-        path = Path(hints.get("openai", "")).expanduser()
+        if not hints.get("openai"):
+            raise Unavailable(f"no table of servers is given; {HOW}")
+        path = Path(hints["openai"]).expanduser()
         try:
             self.servers = {name: Server(**entry) for name, entry in tomllib.loads(path.read_text("utf-8")).items()}
         except (OSError, ValueError, TypeError) as error:

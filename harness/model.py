@@ -32,6 +32,7 @@ FORMAT = 1  # of the cached facts; a change of a field or of a formula makes it 
 CHUNK = 8 << 20
 RACY_NS = 20_000_000  # a file changed this recently may change again within one tick of its clock
 OPENERS = 2048
+MOST_BLOCKS = 4096  # more are a damaged header
 STATE_BYTES = 4  # recurrent states are F32 in every engine
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -197,10 +198,14 @@ def load(path: Path, *, hashed: bool = True, say: Say | None = None) -> Model:
     parts = header.siblings(path)
     began_ns = time.time_ns()
     identity = _identity(parts)
-    record = _recall(path, parts, identity)
-    if record is None:
-        headers = header.read_all(path)
-        record = {"format": FORMAT, "identity": identity, "facts": _facts(headers), "sha256": "", "digest": ""}
+    known = _recall(path, parts, identity)
+    record = known or {
+        "format": FORMAT,
+        "identity": identity,
+        "facts": _facts(header.read_all(path)),
+        "sha256": "",
+        "digest": "",
+    }
     if hashed and not record["digest"] and not record["facts"]["header_only"]:
         headers = header.read_all(path)
         total = sum(part.size for part in headers)
@@ -210,7 +215,8 @@ def load(path: Path, *, hashed: bool = True, say: Say | None = None) -> Model:
         record = record | {"sha256": sha256, "digest": digest}
     if _identity(parts) != identity:
         raise ModelError(f"{path} changed while it was read; wait until its download is over")
-    _keep(identity, record, began_ns)
+    if record is not known:
+        _keep(identity, record, began_ns)
     return _model(path, parts, record)
 
 
@@ -225,7 +231,14 @@ def digest_of(path: Path) -> str | None:
 
 
 def _facts(headers: Sequence[Header]) -> dict[str, Any]:
-    """The fields of Model, but for `file`, as JSON has them."""
+    """The fields of Model, but for `file`, as JSON has them. Raises ModelError."""
+    try:
+        return _read_facts(headers)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{headers[0].path} has keys that contradict each other; download it again") from error
+
+
+def _read_facts(headers: Sequence[Header]) -> dict[str, Any]:
     first, entries = headers[0], [entry for part in headers for entry in part.entries]
     keys = first.fields
     architecture = keys.get("general.architecture")
@@ -238,13 +251,13 @@ def _facts(headers: Sequence[Header]) -> dict[str, Any]:
     def key(name: str, default: Any = None) -> Any:
         return keys.get(f"{architecture}.{name}", default)
 
-    if not entries or not isinstance(key("block_count"), int):
+    blocks = key("block_count")
+    if not entries or not isinstance(blocks, int) or not 0 < blocks <= MOST_BLOCKS:
         raise ModelError(
             f"{first.path} holds no weights of a language model ({architecture}); name the model's own file"
         )
     tensors = [Tensor(entry.name, entry.type, entry.shape, entry.bytes) for entry in entries]
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    blocks = int(key("block_count"))
     layers = blocks - int(key("nextn_predict_layers", 0))
     tokens: list[bytes] = keys.get("tokenizer.ggml.tokens", [])
     embedding = int(key("embedding_length", 0))

@@ -167,11 +167,14 @@ def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Ma
         placement=words,
         settings=settings,
         predicted=predicted,
-        command=backend(arm.backend).command(arm, model.file, settings),
     )
     if isinstance(engine, Unavailable):
         return dataclasses.replace(contender, status=ArmStatus(Status.UNAVAILABLE, str(engine)))
-    contender = dataclasses.replace(contender, engine=engine)
+    try:
+        command = backend(arm.backend).command(arm, model.file, settings)
+    except Unavailable as error:
+        return dataclasses.replace(contender, status=ArmStatus(Status.UNAVAILABLE, str(error)))
+    contender = dataclasses.replace(contender, engine=engine, command=command)
     stand_in = settings.stand_in_bytes
     reason = predicted and placement.refusal(
         predicted, machine.memory_bytes, stand_in, device_is_host=stand_in is not None

@@ -150,6 +150,8 @@ BAD: Mapping[str, Callable[[Path], object]] = {
     "an adapter": lambda path: gguf(path, keys=SMALL, tensors=SMALL_TENSORS, plain={"general.type": "adapter"}),
     "a vocabulary": lambda path: gguf(path, keys=SMALL),
     "no language model": lambda path: gguf(path, "t2i", tensors=SMALL_TENSORS),
+    "absurdly deep": lambda path: gguf(path, keys={**SMALL, "block_count": 4_000_000_000}, tensors=SMALL_TENSORS),
+    "contradictory": lambda path: gguf(path, keys={**SMALL, "attention.head_count": "x"}, tensors=SMALL_TENSORS),
 }
 WORDS = {
     "not there": "no file",
@@ -168,6 +170,8 @@ WORDS = {
     "an adapter": "part for another model",
     "a vocabulary": "no weights",
     "no language model": "no weights of a language model",
+    "absurdly deep": "no weights of a language model",
+    "contradictory": "contradict each other; download",
 }
 
 
@@ -198,14 +202,14 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(st.lists(st.tuples(st.integers(4, 900), st.integers(0, 255)), min_size=1, max_size=8))
-def test_a_damaged_header_is_read_or_refused_and_nothing_else(small: Path, damage: Sequence[tuple[int, int]]) -> None:
+def test_a_damaged_file_is_read_or_refused_and_nothing_else(small: Path, damage: Sequence[tuple[int, int]]) -> None:
     data = bytearray(small.read_bytes())
     for at, value in damage:
         data[at % len(data)] = value
     damaged = small.with_name("damaged.gguf")
     damaged.write_bytes(data)
     with contextlib.suppress(ModelError):
-        header.read(damaged)
+        model.load(damaged, hashed=False)
 
 
 # ── split models ────────────────────────────────────────────────────────────────────────────
@@ -310,6 +314,15 @@ def test_the_weights_digest_ignores_metadata_and_order_and_sees_every_byte(tmp_p
         file.write(bytes([last ^ 1]))
     assert model.digest_of(base) == model.digest_of(renamed) != model.digest_of(other)
     assert model.load(base).file.sha256 != model.load(renamed).file.sha256
+
+
+def test_a_known_file_leaves_the_cache_alone(tiny: Path, cache: Path) -> None:
+    model.load(tiny)
+    (record,) = cache.iterdir()
+    os.utime(record, ns=(0, 0))
+    model.load(tiny)
+    model.load(tiny, hashed=False)
+    assert record.stat().st_mtime_ns == 0
 
 
 def test_a_known_file_is_not_read_again(tiny: Path, tmp_path: Path) -> None:
