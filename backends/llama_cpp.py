@@ -465,11 +465,16 @@ class LlamaSession:
         context = self._props.get("default_generation_settings", {}).get("n_ctx")
         told = {"context": context, "slots": slots}
         from_props = {name: str(value) for name, value in told.items() if value is not None}
+        argv = self._argv()
         settings = {**load.settings, **from_props}
+        if build := re.match(r"b[1-9]\d*", str(self._props.get("build_info"))):
+            settings["build"] = build[0]
+        if argv:
+            settings["context_shift"] = "on" if "--context-shift" in argv else "off"
         helpers = self._attempt.stand_in.child.pids() if self._attempt.stand_in else ()
         return Realised(
             engine=str(self._attempt.engine),
-            argv=self._argv(),
+            argv=argv,
             pids=(*self._child.pids(), *helpers),
             weights=Path(self._props["model_path"]),
             settings=settings,
@@ -478,7 +483,9 @@ class LlamaSession:
             reported={
                 "build_info": self._props.get("build_info"),
                 "devices": [device.name for device in load.devices],
-                "settings_from": {name: "/props" if name in from_props else "log" for name in settings},
+                "settings_from": {
+                    name: "/props" if name in from_props else "log" for name in (*load.settings, *from_props)
+                },
             },
             notes=(*self._attempt.notes, *load.notes, *self._doubts(load, settings)),
         )

@@ -291,6 +291,30 @@ def _most(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
 
 
+# ── settings ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """One setting as read back from each loaded arm; None where an engine does not tell."""
+
+    setting: str
+    values: Mapping[str, str | None]
+
+    @property
+    def differs(self) -> bool:
+        return len({value for value in self.values.values() if value is not None}) > 1
+
+
+def parity(header: Header) -> tuple[Parity, ...]:
+    """Every setting that any engine read back, by arm: what was asked for is in the plan."""
+    loaded = [each for each in header.contenders if each.realised is not None]
+    names = sorted({name for each in loaded if each.realised for name in each.realised.settings})
+    return tuple(
+        Parity(name, {each.arm: each.realised.settings.get(name) for each in loaded if each.realised}) for name in names
+    )
+
+
 # ── two runs ────────────────────────────────────────────────────────────────────────────────
 
 

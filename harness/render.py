@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.compare import Change, Changes, Comparison, Row
+from harness.compare import Change, Changes, Comparison, Row, parity
 from harness.plan import Status
 from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval
@@ -178,6 +178,7 @@ CELLS: tuple[Cell, ...] = (
 MAY_VANISH = frozenset({"VRAM", "on device", "on host", "RSS", "load", "TTFT"})
 NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "prefill tok/s", "placement", "on device")
 WIDE = 200  # a file or a pipe has no width: nothing is left out
+PARITY = "Settings as read back from the engines are equal on all arms."
 NOTHING = ({NONE}, {"0 B"}, {NONE, "0 B"})
 
 
@@ -245,6 +246,12 @@ def _footer(comparison: Comparison) -> list[str]:
         "alone (95 %), not for comparing rows.",
     ]
     lines += [f"{row.arm}: {status_of(row)}" for row in comparison.rows if len(status_of(row)) > 90]
+    unequal = [
+        f"{each.setting} ({', '.join(f'{arm}: {value or NONE}' for arm, value in each.values.items())})"
+        for each in parity(comparison.header)
+        if each.differs
+    ]
+    lines.append(f"Settings that differ as read back: {'; '.join(unequal)}" if unequal else PARITY)
     invalid = sum(row.invalid_samples for row in comparison.rows)
     if invalid:
         reasons = {reason: count for row in comparison.rows for reason, count in row.invalid_reasons.items()}
@@ -275,6 +282,8 @@ def report(comparison: Comparison) -> str:
                 *_failures(comparison),
                 "## Where the weights were",
                 _placements(comparison),
+                "## Settings, as the engines read them back",
+                _parity(comparison),
                 "## Every load in time order",
                 _loads(comparison),
                 "## How it was measured",
@@ -387,6 +396,18 @@ def _placements(comparison: Comparison) -> str:
         + "\n\n"
         + "\n".join(_argv_lines(comparison))
     )
+
+
+def _parity(comparison: Comparison) -> str:
+    found = parity(comparison.header)
+    if not found:
+        return "No engine told its settings."
+    arms = list(found[0].values)
+    cells = [
+        (f"{each.setting} ≠" if each.differs else each.setting, *(each.values[arm] or NONE for arm in arms))
+        for each in found
+    ]
+    return _table(("setting", *arms), cells)
 
 
 def _argv_lines(comparison: Comparison) -> list[str]:
