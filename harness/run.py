@@ -42,7 +42,7 @@ def run(options: Options, watch: Watch) -> Run:
     if options.resume:
         return _resume(Path(options.resume), options, watch)
     field = find_field(options, watch)
-    _check_names(field, options)
+    _check(field, options)
     folder = _new_folder(Path(options.out), field)
     prompt_tokens: dict[str, int] = {}
     found = probe(field, options, folder, prompt_tokens, watch)
@@ -55,8 +55,10 @@ def run(options: Options, watch: Watch) -> Run:
     return record.read(folder)
 
 
-def _check_names(field: Field, options: Options) -> None:
-    """Reference and contrasts name arms of this run; told before anything is loaded. Raises UsageError."""
+def _check(field: Field, options: Options) -> None:
+    """The model has weights, reference and contrasts are arms: told before anything is loaded. Raises DuelError."""
+    if field.model.header_only:
+        raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
     arms = [each.arm for each in field.contenders]
     reference = _canonical(options.reference)
     if reference is not None and reference not in arms:

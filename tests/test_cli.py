@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import machine
+from harness import machine, synth
 from harness.cli import main
 from harness.testing import engines
 from harness.testing.script import Script
@@ -69,6 +69,7 @@ def last_line(text: str) -> str:
         (("run", "good.gguf", "--stand-in=huge"), 2, "is not a size"),
         (("run", "good.gguf", "--ollama", "attach", "--arms", "ollama"), 1, "127.0.0.1:9"),
         (("run", "ollama:nosuchmodel"), 1, "nosuchmodel"),
+        (("run", "hollow.gguf"), 1, "has no weights"),
         (("verify", "models"), 1, "holds no run"),
         (("compare", "models", "models"), 1, "holds no run"),
         (("report", "models"), 1, "holds no run"),
@@ -90,6 +91,7 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "empty.gguf").touch()
     (tmp_path / "pointer.gguf").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
     write_second_shard(tmp_path / "part-00002-of-00002.gguf")
+    synth.synthesize(tmp_path / "hollow.gguf", size="24MiB", header_only=True)
     (tmp_path / "models").mkdir()
 
     with engines.fake(tmp_path / "fakes", Script(itl_s=0.001)):
