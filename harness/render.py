@@ -178,7 +178,6 @@ CELLS: tuple[Cell, ...] = (
 MAY_VANISH = frozenset({"VRAM", "on device", "on host", "RSS", "load", "TTFT"})
 NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "prefill tok/s", "placement", "on device")
 WIDE = 200  # a file or a pipe has no width: nothing is left out
-PARITY = "Settings as read back from the engines are equal on all arms."
 NOTHING = ({NONE}, {"0 B"}, {NONE, "0 B"})
 
 
@@ -251,7 +250,13 @@ def _footer(comparison: Comparison) -> list[str]:
         for each in parity(comparison.header)
         if each.differs
     ]
-    lines.append(f"Settings that differ as read back: {'; '.join(unequal)}" if unequal else PARITY)
+    mute = [each.arm for each in comparison.header.contenders if each.realised and not each.realised.settings]
+    if unequal:
+        lines.append(f"Settings that differ as read back: {'; '.join(unequal)}")
+    elif mute:
+        lines.append(f"Settings cannot be read back from {', '.join(mute)}.")
+    else:
+        lines.append("Settings as read back from the engines are equal on all arms.")
     invalid = sum(row.invalid_samples for row in comparison.rows)
     if invalid:
         reasons = {reason: count for row in comparison.rows for reason, count in row.invalid_reasons.items()}
