@@ -44,15 +44,12 @@ PROBE = "#include <string>\n#include <thread>\nint main() { std::thread([] { std
 
 @dataclass(frozen=True, slots=True)
 class Compilers:
-    """A C and a C++ compiler that work, and the flags that they need.
-
-    With `own_runtime` every file gets its own C++ library: C++ objects must not cross a shared library.
-    """
+    """A C and a C++ compiler that work, and the flags that they need; `zig` is set where they are zig's."""
 
     c: str
     cxx: str
     flags: str = ""
-    own_runtime: bool = False
+    zig: Path | None = None  # the folder of `zig-ar`, `zig-ranlib` and the compilers
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +153,14 @@ class Build:
                     self.run([cxx, "-std=c++17", "-pthread", source, "-o", self.work / "probe"], f"trying {cxx}")
                     return Compilers(c, cxx)
         zig = self.fetch("ziglang") / "ziglang" / "zig"
-        for name in ("cc", "c++"):
-            script = self.work / f"zig-{name}"
+        folder = self.work / "compilers"
+        folder.mkdir(exist_ok=True)
+        for name in ("cc", "c++", "ar", "ranlib"):
+            script = folder / f"zig-{name}"
             script.write_text(f'#!/bin/sh\nexec "{zig}" {name} "$@"\n')
             script.chmod(0o755)
         # By default it takes __DATE__ for an error.
-        return Compilers(str(self.work / "zig-cc"), str(self.work / "zig-c++"), "-Wno-date-time", own_runtime=True)
+        return Compilers(str(folder / "zig-cc"), str(folder / "zig-c++"), "-Wno-date-time", folder)
 
     def _pip(
         self,
@@ -200,7 +199,7 @@ class Build:
             return (
                 f"{self.what}: {doing} failed, the disk of {self.work.parent} is full: make room, then run this again"
             )
-        told = [line.strip() for line in printed if line.strip() and not line.startswith("ninja: ")]
+        told = [line.strip() for line in printed if line.strip() and not re.match(r"ninja: |\[\d+/\d+\] ", line)]
         errors = [at for at, line in enumerate(told) if re.search(r"\berror\b", line, re.IGNORECASE)]
         at = (errors or [len(told) - 1])[-1]
         more = 3 if told and told[at].endswith(":") else 1

@@ -79,12 +79,8 @@ class LlamaCppRecipe:
         (source,) = (task.work / "source").glob("*/llama.cpp")
         tree = task.work / "build"
         options = self._options() | {"CMAKE_C_COMPILER": compilers.c, "CMAKE_CXX_COMPILER": compilers.cxx}
-        if (
-            compilers.own_runtime
-        ):  # only ggml, whose interface is C, can be a library then (else: free(): invalid pointer)
-            shared = task.work / "shared.cmake"
-            shared.write_text("set(BUILD_SHARED_LIBS ON)\n")
-            options |= {"BUILD_SHARED_LIBS": "OFF", "CMAKE_PROJECT_ggml_INCLUDE": str(shared)}
+        if compilers.zig:
+            options |= _for_zig(compilers.zig)
         task.run(
             [cmake, "-S", source, "-B", tree, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
             + [f"-D{name}={value}" for name, value in options.items()],
@@ -196,6 +192,22 @@ def for_this_machine() -> dict[str, str]:
         wanted = {"SSE42": "sse4_2", "AVX": "avx", "AVX2": "avx2", "BMI2": "bmi2", "F16C": "f16c", "FMA": "fma"}
         options |= {f"GGML_{name}": "OFF" for name, flag in wanted.items() if flag not in flags}
     return options
+
+
+def _for_zig(folder: Path) -> dict[str, str]:
+    """CMake options for zig, which brings its own tools and links a C++ library into each file.
+
+    So C++ objects must not cross a shared library (seen: "free(): invalid pointer" at the start), and
+    only those of ggml stay, whose interface is C.
+    """
+    shared = folder / "shared.cmake"
+    shared.write_text("set(BUILD_SHARED_LIBS ON)\n")
+    return {
+        "BUILD_SHARED_LIBS": "OFF",
+        "CMAKE_PROJECT_ggml_INCLUDE": str(shared),
+        "CMAKE_AR": str(folder / "zig-ar"),
+        "CMAKE_RANLIB": str(folder / "zig-ranlib"),
+    }
 
 
 def gpu_names() -> list[str]:

@@ -378,12 +378,12 @@ def _check_version(version: str, where: str, *, drives_ours: bool) -> None:
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder in the cache that is gone afterwards; those of killed harnesses go with it."""
-    sessions = process.cache_dir() / "sessions"
+    sessions = process.cache_folder("sessions")
     for left in sessions.glob("*-*-*"):
         if not process.is_alive(left.name.rpartition("-")[0]):
             shutil.rmtree(left, ignore_errors=True)
     folder = sessions / f"{process.owner()}-{uuid.uuid4().hex[:8]}"
-    folder.mkdir(parents=True)
+    folder.mkdir()
     try:
         yield folder
     finally:

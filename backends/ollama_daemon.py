@@ -7,6 +7,7 @@ is stopped; what we had it load is unloaded, and what we had it create is delete
 from __future__ import annotations
 
 import contextlib
+import http.client
 import ipaddress
 import os
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,7 @@ from backends import ollama_store
 from backends.llama_http import listens
 from backends.ollama_session import UNREACHABLE, OllamaSession, ask, client, has_blob
 from harness.contract import Engine, ModelFile
-from harness.errors import Unavailable, UsageError
+from harness.errors import EngineFailed, Unavailable, UsageError
 
 if TYPE_CHECKING:
     import ollama
@@ -88,12 +89,13 @@ def attach(
     notes = ["attached: placement, flash attention and KV type are the daemon's own and cannot be proven"]
     with contextlib.ExitStack() as stack:
         daemon = stack.enter_context(client(url, wait_s))
-        held = {str(loaded.model) for loaded in daemon.ps().models}
-        name, blob = _same_weights(url, daemon, model, allow_remote)
-        if name is None:
-            name = f"llamaduel-{model.sha256[:12]}:latest"
-            blob = stack.enter_context(_copied(url, daemon, name, model))
-            notes.append(f"the daemon did not have these weights; it got a copy as {name}, deleted afterwards")
+        with _answering(url):
+            held = {str(loaded.model) for loaded in daemon.ps().models}
+            name, blob = _same_weights(url, daemon, model, allow_remote)
+            if name is None:
+                name = f"llamaduel-{model.sha256[:12]}:latest"
+                blob = stack.enter_context(_copied(url, daemon, name, model))
+                notes.append(f"the daemon did not have these weights; it got a copy as {name}, deleted afterwards")
         if name not in held:
             stack.callback(_unload, daemon, name)
         if others := sorted(held - {name}):
@@ -120,7 +122,8 @@ def _copied(url: str, daemon: ollama.Client, name: str, model: ModelFile) -> Ite
     Ollama rewrites what is uploaded and keeps the upload until its next start, so that one is
     deleted here, where this user may.
     """
-    uploads = []
+    uploads: list[str] = []
+    blob: Path | None = None
     try:
         for path, digest in ollama_store.digests(model).items():
             if not has_blob(url, digest):
@@ -167,10 +170,26 @@ def _unload(daemon: ollama.Client, name: str) -> None:
 
 def _never_mind() -> contextlib.AbstractContextManager[None]:
     """Cleaning up at a daemon that may be gone must not hide why we leave."""
+    return contextlib.suppress(*_broken())
+
+
+@contextlib.contextmanager
+def _answering(url: str) -> Iterator[None]:
+    """A daemon that breaks off, or says no, is an engine that failed."""
+    try:
+        yield
+    except _broken() as error:
+        raise EngineFailed(
+            f"the Ollama at {url} broke off ({str(error) or type(error).__name__}); its log says why"
+        ) from None
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """What Ollama's client raises: errors of its own, and those of its transport that it lets through."""
     import httpx
     import ollama
 
-    return contextlib.suppress(ollama.ResponseError, ConnectionError, httpx.HTTPError)
+    return (ollama.ResponseError, OSError, http.client.HTTPException, httpx.HTTPError)
 
 
 def _pids(port: int) -> tuple[int, ...]:

@@ -1,12 +1,13 @@
 """The command line. It parses, calls the library, prints, and returns an exit code.
 
-0 fine · 1 could not run · 2 usage · 3 the run is RED. With `--json` stdout is one JSON document
+0 fine · 1 could not run · 2 usage · 3 the run is RED · 130 stopped. With `--json` stdout is one JSON document
 and everything else goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 import harness
 
-RED = 3
+RED, STOPPED = 3, 130
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         print("llamaduel: native Windows is not supported; run it inside WSL2", file=sys.stderr)  # noqa: T201
         return 1
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets question marks, not a traceback
     arguments = _parser().parse_args(argv)
     for name in ("SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), _interrupt)  # so that every engine is stopped on the way out
@@ -40,14 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments)
     except harness.DuelError as error:
-        print(f"llamaduel: {error}", file=sys.stderr)  # noqa: T201
+        _say(f"llamaduel: {harness.plain(error)}")
         return error.exit_code
-    except KeyboardInterrupt:
-        print("llamaduel: stopped; no engine of ours is left running", file=sys.stderr)  # noqa: T201
-        return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        _say(f"llamaduel: {harness.plain(error)}; check that it can be read and written, and that the disk has room")
+        return 1
+    except KeyboardInterrupt:
+        _say("llamaduel: stopped; no engine of ours is left running")
+        return STOPPED
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -115,7 +122,7 @@ def _print(text: str) -> None:
 
 
 def _print_json(data: Any) -> None:
-    _print(json.dumps(data, indent=1, ensure_ascii=False))
+    _print(json.dumps(data, indent=1))
 
 
 def _say(line: str) -> None:
@@ -136,6 +143,9 @@ def _show(comparison: harness.Comparison, as_json: bool) -> int:
         _print_json(harness.as_json(comparison))
     else:
         _print(harness.table(comparison))
+    if not comparison.finished:
+        _say(f"llamaduel: stopped; go on with `llamaduel run --resume {comparison.run.folder}`")
+        return STOPPED
     return RED if comparison.state.word == "RED" else 0
 
 

@@ -94,6 +94,7 @@ class Comparison:
     variance: verdict.Variance
     blocks_run: int
     repeated_loads: int
+    finished: bool  # the plan asks for no further load
 
     @property
     def header(self) -> Header:
@@ -143,7 +144,7 @@ def compare(run: Run) -> Comparison:
     judgement = dataclasses.replace(
         judgement,
         contrasts={
-            pair: _if_comparable(found, *(contenders[_text(drawn, label)] for label in pair))
+            pair: _if_comparable(found, *((contenders[_text(drawn, label)], judged[label]) for label in pair))
             for pair, found in judgement.contrasts.items()
         },
     )
@@ -170,6 +171,7 @@ def compare(run: Run) -> Comparison:
         ),
         blocks_run=plan.blocks_done(drawn, outcomes),
         repeated_loads=sum(outcome.attempt > 1 for outcome in outcomes),
+        finished=plan.next_load(drawn, plan.abandon(drawn, outcomes)) is None,
     )
 
 
@@ -189,16 +191,21 @@ def _text(drawn: plan.Plan, label: str) -> str:
     return next(arm.text for arm in drawn.arms if arm.label == label)
 
 
-def _if_comparable(found: Contrast, one: Contender, other: Contender) -> Contrast:
-    """No ratio without the same weights on the same devices."""
+Loaded = tuple[Contender, Sequence[LoadRecord]]
+
+
+def _if_comparable(found: Contrast, one: Loaded, other: Loaded) -> Contrast:
+    """No ratio without the same weights, in every load, on the same devices."""
+    (first, first_loads), (second, second_loads) = one, other
+    digests = {load.weights_digest for load in (*first_loads, *second_loads)}
     reason = None
-    if one.weights_digest is None or other.weights_digest is None:
-        blind = one.arm if one.weights_digest is None else other.arm
+    if None in digests:
+        blind = first.arm if any(load.weights_digest is None for load in first_loads) else second.arm
         reason = f"the weights that {blind} loaded cannot be read, so identity is not proven"
-    elif one.weights_digest != other.weights_digest:
-        reason = "the two loaded different weights"
-    elif one.engine and other.engine and _kinds(one) and _kinds(other) and _kinds(one) != _kinds(other):
-        reason = f"the engines see different devices ({_words(_kinds(one))} and {_words(_kinds(other))})"
+    elif len(digests) > 1:
+        reason = "not every load was of the same weights"
+    elif _kinds(first) and _kinds(second) and _kinds(first) != _kinds(second):
+        reason = f"the engines see different devices ({_words(_kinds(first))} and {_words(_kinds(second))})"
     if reason is None:
         return found
     return dataclasses.replace(found, word="NOT_COMPARABLE", reason=reason)

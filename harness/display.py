@@ -82,4 +82,4 @@ def _line(progress: Progress) -> str:
 def _time_left(progress: Progress) -> str:
     if progress.seconds_left is None:
         return ""
-    return f"  (at most {max(1, round(progress.seconds_left / 60))} min left; Ctrl-C stops and keeps what there is)"
+    return f"  (about {max(1, round(progress.seconds_left / 60))} min left; Ctrl-C stops and keeps what there is)"

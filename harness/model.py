@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -135,6 +135,7 @@ class Model:
     openers: tuple[str, ...]  # words that are one token each at the start of a text
     answer_key: AnswerKey | None
     header_only: bool  # has no weights: it can be planned for, not run
+    identity: tuple[tuple[int, ...], ...] = field(default=(), compare=False, repr=False)  # of the files, as read
 
     @property
     def leading_dense(self) -> int:
@@ -195,6 +196,11 @@ def load(path: Path, *, hashed: bool = True, say: Say | None = None) -> Model:
     The weights are read once for their digests, unless `hashed` is off; then those known from before are given.
     """
     path = path.absolute()
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # no JSON and no engine's API can hold it
+        shown = os.fsencode(path).decode(errors="replace")
+        raise ModelError(f"{shown} has a name that is not UTF-8; rename it") from None
     parts = header.siblings(path)
     began_ns = time.time_ns()
     identity = _identity(parts)
@@ -218,6 +224,11 @@ def load(path: Path, *, hashed: bool = True, say: Say | None = None) -> Model:
     if record is not known:
         _keep(identity, record, began_ns)
     return _model(path, parts, record)
+
+
+def unchanged(model: Model) -> bool:
+    """Whether its files are still the ones that were read: same place on the same disk, same size and time."""
+    return tuple(map(tuple, _identity(model.file.shards))) == model.identity
 
 
 def digest_of(path: Path) -> str | None:
@@ -573,4 +584,4 @@ def _model(path: Path, parts: Sequence[Path], record: Mapping[str, Any]) -> Mode
         "openers": tuple(facts["openers"]),
         "answer_key": key and AnswerKey(key["generator"], key["seed"], tuple(key["cycle"]), tuple(key["words"])),
     }
-    return Model(file=file, **facts)
+    return Model(file=file, identity=tuple(tuple(part) for part in record["identity"]), **facts)

@@ -28,7 +28,9 @@ from harness.record import Contender, LoadRecord
 from harness.registry import backend, backends
 from harness.sizes import parse_size
 
+PROBES = 2  # one stall of the machine must not cost an arm
 PROBE_TOKENS = plan.OUT_TOKENS[0]
+WRONG = "its output differs from the known answer, so this engine computes wrongly"
 POOL = 6  # prompts that a real model is tried with, for answers of full length
 
 
@@ -226,15 +228,19 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
     for index, contender in enumerate(contenders):
         if contender.status.word is not Status.OK:
             continue
-        load, samples = _probe_load(field, contender, 0, PROBE_TOKENS, range(1), options, folder, prompt_tokens, watch)
+        for attempt in range(PROBES):
+            load, samples = _probe_load(
+                field, contender, attempt, PROBE_TOKENS, range(1), options, folder, prompt_tokens, watch
+            )
+            if load.failure is not None or all(sample.invalid is None for sample in samples):
+                break
         contenders[index] = contender = _after_probe(contender, load, samples, field.model)
         if contender.status.word is Status.OK:
             sample = samples[-1]
             load_s = (load.realised and load.realised.load_s) or 0.0
             seen[contender.arm] = _Seen(contender, load_s, sample.decode_tps or 0.0, sample.ttft_s or 0.0)
     if not seen:
-        reasons = "; ".join(f"{each.arm}: {each.status.reason or each.status.word}" for each in contenders)
-        raise RunRefused(f"no arm can be measured. {reasons}")
+        raise RunRefused(no_arm(contenders))
     contenders = _name_noops(contenders)
     running = {arm: each for arm, each in seen.items() if _status(contenders, arm) is Status.OK}
     out_tokens = options.out_tokens or plan.out_tokens(max(each.decode_tps for each in running.values()))
@@ -256,6 +262,12 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
         pool=pool,
         notes=tuple(notes),
     )
+
+
+def no_arm(contenders: Sequence[Contender]) -> str:
+    """Why nothing can be measured: the reason of every arm."""
+    reasons = "; ".join(f"{each.arm}: {each.status.reason or each.status.word}" for each in contenders)
+    return f"no arm can be measured. {reasons}"
 
 
 def _probe_load(
@@ -317,10 +329,9 @@ def _after_probe(contender: Contender, load: LoadRecord, samples: tuple[Sample, 
     contender = dataclasses.replace(contender, realised=realised, weights_digest=digest)
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:
-        return dataclasses.replace(contender, status=ArmStatus(Status.CRASHED, f"its probe failed: {broken}"))
+        return dataclasses.replace(contender, status=ArmStatus(Status.UNSTABLE, f"its probe failed twice: {broken}"))
     if any(sample.output_ok is False for sample in samples):
-        reason = "its output differs from the known answer, so this engine computes wrongly"
-        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, reason))
+        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, WRONG))
     if digest is not None and digest != model.file.digest:
         reason = f"it loaded other weights ({digest[:12]}, not {model.file.digest[:12]})"
         return dataclasses.replace(contender, status=ArmStatus(Status.VOID, reason))
@@ -371,7 +382,9 @@ def _find_pool(
     """Prompts whose answers reach the wanted length on every arm: no engine may be told to ignore end of text."""
     reached = set(range(POOL))
     for contender in (each for each in field.contenders if each.arm in arms):
-        _, samples = _probe_load(field, contender, 1, out_tokens, range(POOL), options, folder, prompt_tokens, watch)
+        _, samples = _probe_load(
+            field, contender, PROBES, out_tokens, range(POOL), options, folder, prompt_tokens, watch
+        )
         reached &= {index for index, sample in enumerate(samples) if sample.generated_tokens == out_tokens}
     if len(reached) < 3:
         return None, [

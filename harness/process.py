@@ -24,11 +24,14 @@ from pathlib import Path
 
 import psutil
 
-OWNER = "LLAMADUEL_OWNER"  # pid and start time of the harness
+from harness.errors import RunRefused
+
+OWNER = "LLAMADUEL_OWNER"  # the mark of the harness
 CHILD = "LLAMADUEL_CHILD"  # one value for a child and all that it starts
 SCRUBBED = re.compile(r"^(LLAMA_|GGML_|OLLAMA_|MTMD_|AIP_MODE$)")
 STOP_S = 1.0  # an engine with a request in flight may never follow a signal
 TAIL_BYTES = 64 * 1024
+CLOCK_S = 5.0  # what two readings of one start time may differ by, where it is known by the wall clock only
 
 
 def cache_dir() -> Path:
@@ -37,16 +40,28 @@ def cache_dir() -> Path:
     return Path(base) / "llamaduel"
 
 
+def cache_folder(*names: str) -> Path:
+    """A folder in the cache, made if need be. Raises RunRefused."""
+    folder = cache_dir().joinpath(*names)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunRefused(
+            f"{folder} cannot be made ({error.strerror}); set XDG_CACHE_HOME to a folder that you may write to"
+        ) from None
+    return folder
+
+
 def engine_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Our environment without the variables that engines read, with a private HOME, plus `extra`.
 
     Device visibility and LD_LIBRARY_PATH stay: engines need them. The HOME persists, for shader
     caches; the configuration folder in it is empty, so that no config.ini leaks into a run.
+    Raises RunRefused where the cache cannot be written.
     """
-    home = cache_dir() / "home"
-    (home / "config").mkdir(parents=True, exist_ok=True)
+    config = cache_folder("home", "config")
     kept = {key: value for key, value in os.environ.items() if not SCRUBBED.match(key)}
-    return kept | {"HOME": str(home), "XDG_CONFIG_HOME": str(home / "config")} | dict(extra or {})
+    return kept | {"HOME": str(config.parent), "XDG_CONFIG_HOME": str(config)} | dict(extra or {})
 
 
 def free_port() -> int:
@@ -159,16 +174,36 @@ def explain_exit(code: int) -> str:
 
 @cache
 def owner() -> str:
-    """Our own mark: pid and start time, so that a reused pid is not taken for us."""
-    return f"{os.getpid()}-{psutil.Process().create_time():.2f}"
+    """Our own mark."""
+    return mark_of(os.getpid())
+
+
+def mark_of(pid: int) -> str:
+    """`PID-START` of a process, so that a reused pid is not taken for it. Raises psutil.NoSuchProcess.
+
+    On Linux the start is `TICKS.BOOT`: the system clock may be set while a run goes on, and every
+    start time by that clock moves with it. Elsewhere it is that time, in seconds.
+    """
+    return f"{pid}-{_start_since_boot(pid) or f'{psutil.Process(pid).create_time():.2f}'}"
 
 
 def is_alive(mark: str) -> bool:
     pid, _, started = mark.partition("-")
     with contextlib.suppress(psutil.Error, ValueError):
         process = psutil.Process(int(pid))
-        return f"{process.create_time():.2f}" == started and process.status() != psutil.STATUS_ZOMBIE
+        now = _start_since_boot(process.pid)
+        same = abs(process.create_time() - float(started)) < CLOCK_S if now is None else now == started
+        return same and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def _start_since_boot(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """Clock ticks from boot to its start, and which boot that was; None where the system does not tell."""
+    with contextlib.suppress(OSError, IndexError):
+        # Fields are counted after the name, which may hold anything: 22 is the 20th of them.
+        ticks = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+        return f"{ticks}.{(proc / 'sys/kernel/random/boot_id').read_text().strip()[:8]}"
+    return None
 
 
 def _environ(process: psutil.Process) -> dict[str, str]:
@@ -196,7 +231,18 @@ def _start_guard() -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    atexit.register(started.communicate)  # closes the pipe and waits: at a normal end there is nothing to do
+    atexit.register(_end_guard, started)
+
+
+def _end_guard(started: subprocess.Popen[bytes]) -> None:
+    """Close the pipe and wait: at a normal end there is nothing to do. One more Ctrl-C changes nothing here."""
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(KeyboardInterrupt):  # one that came just before is raised here
+            signal.signal(name, signal.SIG_IGN)
+        signal.signal(name, signal.SIG_IGN)
+    assert started.stdin is not None
+    started.stdin.close()
+    started.wait()
 
 
 def guard(mark: str) -> None:

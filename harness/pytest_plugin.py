@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness import Comparison, Row
 
 OPTIONS = pytest.StashKey["harness.Options"]()
-DUEL = pytest.StashKey["harness.Comparison | harness.DuelError"]()
+DUEL = pytest.StashKey["harness.Comparison | Exception"]()
 
 
 class ReplayClock:
@@ -55,7 +55,7 @@ def _options(config: pytest.Config) -> harness.Options:
     """Read when they are needed: a wrong one must not stop the tests of somebody else's project."""
     if OPTIONS not in config.stash:
         given = {name[5:]: value for name, value in vars(config.option).items() if name.startswith("duel_")}
-        config.stash[OPTIONS] = harness.collect(given, folder=config.rootpath)
+        config.stash[OPTIONS] = harness.collect(given, folder=config.rootpath, prefix="--duel-")
     return config.stash[OPTIONS]
 
 
@@ -92,11 +92,14 @@ def duel(request: pytest.FixtureRequest) -> Comparison:
         with _uncaptured(request.config), harness.show_progress() as watch:
             try:
                 stash[DUEL] = harness.duel(_options(request.config), watch)
-            except harness.DuelError as error:
+            except (harness.DuelError, OSError) as error:
                 stash[DUEL] = error
     result = stash[DUEL]
-    if isinstance(result, harness.DuelError):
-        pytest.exit(f"nothing was compared: {result}", returncode=result.exit_code)
+    if isinstance(result, Exception):
+        code = result.exit_code if isinstance(result, harness.DuelError) else 1
+        pytest.exit(f"nothing was compared: {harness.plain(result)}", returncode=code)
+    if not result.finished:
+        pytest.exit(f"stopped; go on with --duel-resume={result.run.folder}", returncode=130)
     return result
 
 
@@ -132,9 +135,10 @@ def _facts(row: Row) -> dict[str, Any]:
     return harness.row_json(row)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     result = config.stash.get(DUEL, None)
-    if result is None or isinstance(result, harness.DuelError):
+    if result is None or isinstance(result, Exception):
         return
     terminalreporter.section("llamaduel")
     terminalreporter.write_line(harness.table(result))

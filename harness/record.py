@@ -7,9 +7,10 @@ says is computed from these two files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 FORMAT = 1  # of both files; 1: the first
-HEADER, LINES = "run.json", "samples.jsonl"
+HEADER, LINES, LOCK = "run.json", "samples.jsonl", "run.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,35 +139,84 @@ def to_json(value: Any) -> Any:
     return _adapter(type(value)).dump_python(value, mode="json")
 
 
+@contextlib.contextmanager
+def _refusing(folder: Path, verb: str, next_step: str) -> Iterator[None]:
+    """What the system says of a disk, as a RunRefused."""
+    try:
+        yield
+    except OSError as error:
+        raise RunRefused(f"{folder} cannot be {verb} ({error.strerror or error}); {next_step}") from error
+    except UnicodeEncodeError as error:
+        name = error.object.encode(errors="replace").decode()[max(0, error.start - 40) : error.end + 20]
+        raise RunRefused(f"{folder} cannot be {verb}: {name!r} is not UTF-8; rename what is called so") from None
+
+
+@contextlib.contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Nobody else writes to this run while the block runs. Raises RunRefused if somebody does.
+
+    The lock goes with the process, however it ends; the empty file stays.
+    """
+    import fcntl
+
+    with contextlib.ExitStack() as stack:
+        with _refusing(folder, "written", "check its permissions, or name another folder"):
+            file = stack.enter_context((folder / LOCK).open("ab"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunRefused(f"{folder} is being written by another process; wait for it") from None
+        except OSError:
+            pass  # some network file systems have no locks, and a run there is still a run
+        yield
+
+
 def repair(folder: Path) -> None:
-    """Cut off the half of a line that a kill left, so that the next one starts on its own."""
+    """Cut off the half of a line that a kill left, so that the next one starts on its own. Raises RunRefused."""
     path = folder / LINES
-    if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, text.rfind(b"\n") + 1)
+    with _refusing(folder, "written", "check its permissions"):
+        if path.exists() and not (text := path.read_bytes()).endswith(b"\n"):
+            os.truncate(path, text.rfind(b"\n") + 1)
 
 
 def create(folder: Path, header: Header) -> None:
-    """Make the folder and write its header, synced. Raises RunRefused if it holds a run already."""
-    if (folder / HEADER).exists():
-        raise RunRefused(f"{folder} holds a run already; go on with it by --resume {folder}, or name another folder")
-    (folder / "engines").mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{HEADER}.partial"
-    partial.write_text(json.dumps(to_json(header), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.rename(folder / HEADER)
+    """Make the folder and write its header, synced. Raises RunRefused, also if it holds a run already."""
+    text = json.dumps(to_json(header), indent=1, ensure_ascii=False) + "\n"
+    with _refusing(folder, "written", "free some room, or name another folder with --out"):
+        if (folder / HEADER).exists():
+            raise RunRefused(
+                f"{folder} holds a run already; go on with it by --resume {folder}, or name another folder"
+            )
+        (folder / "engines").mkdir(parents=True, exist_ok=True)
+        partial = folder / f"{HEADER}.partial"
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(folder / HEADER)
 
 
 def append(folder: Path, record: LoadRecord | SampleLine) -> None:
-    """One line, on disk when this returns."""
+    """One line, on disk when this returns. Raises RunRefused."""
     kind = "load" if isinstance(record, LoadRecord) else "sample"
     line = {"format": FORMAT, "kind": kind, **to_json(record)}
-    with (folder / LINES).open("ab") as file:
-        file.write((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+    with (
+        _refusing(folder, "written", f"make room or give the disk back, then go on by --resume {folder}"),
+        (folder / LINES).open("ab") as file,
+    ):
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(folder: Path) -> Run:
     """The run in a folder. A last line cut in the middle is left out. Raises RunRefused."""
+    with _refusing(folder, "read", "check its permissions and its disk"):
+        return _read(folder)
+
+
+def _read(folder: Path) -> Run:
     path = folder / HEADER
     if not path.is_file():
         raise RunRefused(f"{folder} holds no run: there is no {HEADER} in it; name a folder that `llamaduel run` made")
@@ -202,7 +252,7 @@ def _lines(path: Path) -> Iterable[LoadRecord | SampleLine]:
             if data.pop("format") != FORMAT:
                 raise RunRefused(f"{path}, line {number}: another format than {FORMAT}")
             yield _adapter(kind).validate_python(data)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if line.endswith(b"\n"):
                 raise RunRefused(f"{path}, line {number} is damaged: {_first_line(error)}") from None
             return  # the moment of a kill: this sample never was

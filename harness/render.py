@@ -39,6 +39,13 @@ def markdown(text: object) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def fenced(text: str) -> str:
+    """A block of shell that its content cannot end."""
+    inner = "\n".join(plain(line) for line in text.splitlines())
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", inner)), default=0))
+    return f"{fence}sh\n{inner}\n{fence}"
+
+
 def code(text: object) -> str:
     """A Markdown code span that its content cannot end; pipes are safe in tables too."""
     inner = plain(text).replace("|", "\\|")
@@ -69,7 +76,8 @@ def spread(interval: Interval | None) -> str:
 
 
 def ratio(contrast: Contrast | None) -> str:
-    if contrast is None:
+    """With its interval; none for arms that may not be compared."""
+    if contrast is None or contrast.word == "NOT_COMPARABLE":
         return NONE
     if contrast.low is None or contrast.high is None:
         return f"{contrast.ratio:.2f}×"
@@ -106,7 +114,7 @@ def _claims(comparison: Comparison) -> list[str]:
     found = list(comparison.judgement.contrasts.items())
     claims = [_claim(contrast, texts[a], texts[b]) for (a, b), contrast in found[:ANSWER_CONTRASTS]]
     if found and comparison.state.word == "SCREENING":
-        claims.insert(0, f"{comparison.judgement.n} blocks are too few for a claim.")
+        claims.insert(0, f"{count(comparison.judgement.n, 'block')}: too few for a claim.")
     if len(found) > ANSWER_CONTRASTS:
         claims.append(f"{len(found) - ANSWER_CONTRASTS} more comparisons are in the table.")
     return claims
@@ -132,9 +140,21 @@ def _claim(contrast: Contrast, arm: str, reference: str) -> str:
 
 def _nothing_to_compare(comparison: Comparison) -> str:
     row = comparison.reference
+    if not row.loads:
+        return "There is no complete block yet."
     same = [other.arm for other in comparison.rows if other.status.alias_of is not None]
     also = f" {', '.join(same)} would be the same placement." if same else ""
     return f"{row.arm} decodes at {spread(row.decode_tps)} tok/s; no other arm could be compared with it.{also}"
+
+
+def unfinished(comparison: Comparison) -> str:
+    """What to do about a run that was stopped."""
+    done = count(comparison.blocks_run, "block")
+    return f"Stopped after {done}; go on with `llamaduel run --resume {comparison.run.folder}`"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def percent(share: float) -> str:
@@ -236,7 +256,7 @@ def table(comparison: Comparison, width: int | None = None) -> str:
 def _footer(comparison: Comparison) -> list[str]:
     """Below the table: state, level, what the intervals are, where everything is."""
     judgement, drawn = comparison.judgement, comparison.header.plan
-    counts = f"{judgement.n} blocks judged"
+    counts = f"{count(judgement.n, 'block')} judged"
     if comparison.blocks_run != judgement.n:
         counts += f" of {comparison.blocks_run} run"
     lines = [
@@ -257,10 +277,12 @@ def _footer(comparison: Comparison) -> list[str]:
         lines.append(f"Settings cannot be read back from {', '.join(mute)}.")
     else:
         lines.append("Settings as read back from the engines are equal on all arms.")
-    invalid = sum(row.invalid_samples for row in comparison.rows)
+    invalid = [(row.arm, why, times) for row in _rows(comparison) for why, times in row.invalid_reasons.items()]
     if invalid:
-        reasons = {reason: count for row in comparison.rows for reason, count in row.invalid_reasons.items()}
-        lines.append(f"{invalid} invalid samples: " + "; ".join(f"{count} × {why}" for why, count in reasons.items()))
+        told = "; ".join(f"{times} × {arm}: {why}" for arm, why, times in invalid)
+        lines.append(f"{count(sum(times for _, _, times in invalid), 'invalid sample')}: {told}")
+    if not comparison.finished:
+        lines.append(unfinished(comparison))
     lines.append(f"Run folder: {comparison.run.folder}   plan {comparison.header.plan_digest[:16]}")
     return [plain(line) for line in lines]
 
@@ -296,7 +318,9 @@ def report(comparison: Comparison) -> str:
                 "## Machine",
                 _machine(comparison),
                 "## Again",
-                f"```sh\n{plain(header.command)}\n```",
+                "The same run:",
+                fenced(header.command),
+                *_by_hand(comparison),
                 "## What this does not say",
                 "It is about this machine, these builds, this model, these prompts and this context. "
                 "Speed says nothing about the quality of answers.",
@@ -315,12 +339,29 @@ def _table(headers: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
 
 
 def _paste(comparison: Comparison) -> list[str]:
-    """The command of the fastest arm, only where a ranking is allowed."""
-    measured = [row for row in comparison.rows if row.decode_tps and row.command]
-    if not comparison.state.ranks or not measured:
+    """The command of the fastest arm, where the verdicts say that there is one."""
+    others = [row for row in comparison.rows if row.contrast is not None]
+    ahead = [row for row in others if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio > 1]
+    behind = [row for row in others if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio < 1]
+    best = max(ahead, key=lambda row: row.contrast.ratio if row.contrast else 0.0, default=None)
+    if best is None and others and len(behind) == len(others):
+        best = comparison.reference
+    if best is None or best.command is None:
         return []
-    best = max(measured, key=lambda row: row.decode_tps.value if row.decode_tps else 0.0)
-    return [f"The fastest arm here, {code(best.arm)}, by hand:", f"```sh\n{best.command}\n```"]
+    words = (
+        "The reference is the fastest arm here" if best.is_reference else "The arm farthest ahead of the reference here"
+    )
+    return [f"{words}, {code(best.arm)}, by hand:", fenced(best.command)]
+
+
+def _by_hand(comparison: Comparison) -> list[str]:
+    """Each arm without the harness."""
+    return [
+        text
+        for row in comparison.rows
+        if row.command is not None and row.status.word is not Status.ALIAS
+        for text in (f"{code(row.arm)} by hand:", fenced(row.command))
+    ]
 
 
 def _integrity(comparison: Comparison) -> str:
@@ -346,7 +387,8 @@ def _integrity(comparison: Comparison) -> str:
             if warm
             else NONE,
         ),
-        ("invalid samples", str(sum(row.invalid_samples for row in comparison.rows))),
+        ("invalid samples", str(sum(row.invalid_samples for row in _rows(comparison)))),
+        ("finished", "yes" if comparison.finished else unfinished(comparison)),
         ("output", _outputs(comparison)),
         ("plan, hashed before block 1", header.plan_digest),
         ("weights digest", header.model.digest),
@@ -358,7 +400,8 @@ def _outputs(comparison: Comparison) -> str:
     checked = [row.output_ok for row in comparison.rows if row.output_ok is not None]
     if not checked:
         return "not checked: this model has no known answer"
-    return "every answer was the known one, on every arm" if all(checked) else "WRONG on at least one arm"
+    wrong = [row.arm for row in _rows(comparison) if row.output_ok is False]
+    return f"WRONG on {', '.join(wrong)}" if wrong else "every answer was the known one, on every arm"
 
 
 def _failures(comparison: Comparison) -> list[str]:
@@ -487,6 +530,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def row_json(row: Row) -> dict[str, Any]:
     contrast = row.contrast
+    comparable = contrast is not None and contrast.word != "NOT_COMPARABLE"
     return {
         "arm": row.arm,
         "status": row.status.word.value,
@@ -504,7 +548,9 @@ def row_json(row: Row) -> dict[str, Any]:
         "rss_bytes": row.rss_bytes,
         "predicted_device_bytes": row.predicted_device_bytes,
         "realised_device_bytes": row.realised_device_bytes,
-        "ratio": None if contrast is None else {"value": contrast.ratio, "low": contrast.low, "high": contrast.high},
+        "ratio": {"value": contrast.ratio, "low": contrast.low, "high": contrast.high}
+        if comparable and contrast
+        else None,
         "verdict": None if contrast is None else contrast.word,
         "is_reference": row.is_reference,
         "samples": row.samples,

@@ -13,13 +13,14 @@ import math
 import re
 import secrets
 import shlex
-import sys
+import shutil
 import time
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from harness import machine as machines
+from harness import model as models
 from harness import plan, record
 from harness.arms import parse_arms
 from harness.errors import RunRefused, Unavailable, UsageError, nearest
@@ -27,7 +28,19 @@ from harness.load import Job, Task, run_load
 from harness.measure import Sample
 from harness.options import Options
 from harness.plan import Aside, Outcome, Plan, Planned, Status
-from harness.probe import Field, Probe, Progress, Watch, find_engines, find_field, probe, shared_tokens, task
+from harness.probe import (
+    WRONG,
+    Field,
+    Probe,
+    Progress,
+    Watch,
+    find_engines,
+    find_field,
+    no_arm,
+    probe,
+    shared_tokens,
+    task,
+)
 from harness.record import Contender, Header, LoadRecord, ModelFacts, Run
 
 PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf", "xllamacpp")
@@ -42,38 +55,83 @@ def run(options: Options, watch: Watch) -> Run:
     if options.resume:
         return _resume(Path(options.resume), options, watch)
     field = find_field(options, watch)
-    _check(field, options)
+    options = _check(field, options)
     folder = _new_folder(Path(options.out), field)
-    prompt_tokens: dict[str, int] = {}
-    found = probe(field, options, folder, prompt_tokens, watch)
-    drawn = _draw(field, found, options)
-    header = _header(field, found, drawn, options)
-    record.create(folder, header)
-    minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
-    watch(Progress(f"{drawn.max_blocks} blocks of {len(drawn.arms)} loads, at most {minutes:.0f} min, into {folder}"))
-    _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
+    with record.lock(folder):
+        prompt_tokens: dict[str, int] = {}
+        found = _probe(field, options, folder, prompt_tokens, watch)
+        drawn = _draw(field, found, options)
+        record.create(folder, _header(field, found, drawn, options))
+        minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
+        blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} loads"
+        watch(Progress(f"{blocks}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
+        _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
     return record.read(folder)
 
 
-def _check(field: Field, options: Options) -> None:
-    """The model has weights, reference and contrasts are arms: told before anything is loaded. Raises DuelError."""
+def _check(field: Field, options: Options) -> Options:
+    """The options with aliases replaced, or a DuelError: what cannot work is told before anything is loaded."""
     if field.model.header_only:
         raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
     arms = [each.arm for each in field.contenders]
-    reference = _canonical(options.reference)
-    if reference is not None and reference not in arms:
-        raise UsageError(f"the reference {reference!r} is no arm of this run; {nearest(reference, arms)}")
-    for pair in options.contrast:
-        plan.read_contrast(pair, arms)
+    if all(each.status.word is not Status.OK for each in field.contenders):
+        raise RunRefused(no_arm(field.contenders))
+    reference = None if options.reference is None else _able(field, _one_arm(options.reference))
+    contrasts = [plan.read_contrast(pair, arms) for pair in options.contrast]
+    pairs = [(_able(field, a), _able(field, b)) for a, b in contrasts]
+    for a, b in pairs:
+        if a == b:
+            raise UsageError(f"the contrast {a}:{b} compares one placement with itself; name two that differ")
+    if len({frozenset(pair) for pair in pairs}) != len(pairs):
+        raise UsageError("a contrast is declared twice; name each once")
+    return dataclasses.replace(options, reference=reference, contrast=tuple(f"{a}:{b}" for a, b in pairs))
+
+
+def _one_arm(text: str) -> str:
+    arms = parse_arms(text)
+    if len(arms) != 1:
+        raise UsageError(f"the reference is one arm, and {text!r} is {len(arms)}")
+    return str(arms[0])
+
+
+def _able(field: Field, arm: str) -> str:
+    """The arm that runs for this one. Raises UsageError if there is none of that name or it cannot run."""
+    found = next((each for each in field.contenders if each.arm == arm), None)
+    if found is None:
+        raise UsageError(f"{arm!r} is no arm of this run; {nearest(arm, [each.arm for each in field.contenders])}")
+    if found.status.alias_of is not None:
+        return found.status.alias_of
+    if found.status.word is not Status.OK:
+        raise UsageError(f"{arm} is to be compared and cannot run: {found.status.reason}")
+    return arm
+
+
+def _probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str, int], watch: Watch) -> Probe:
+    """The probe; if it comes to nothing, its folder goes, or its logs are named."""
+    try:
+        return probe(field, options, folder, prompt_tokens, watch)
+    except RunRefused as error:
+        raise RunRefused(f"{error}; the engines' logs are in {folder / 'engines'}") from None
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _new_folder(out: Path, field: Field) -> Path:
-    slug = re.sub(r"[^a-z0-9]+", "-", field.model.name.lower()).strip("-")[:40] or "model"
+    slug = re.sub(r"[^a-z0-9]+", "-", field.model.name.lower()).strip("-")[:40].strip("-") or "model"
     stem = f"{datetime.date.today().isoformat()}-{slug}"
     for number in range(1, 1000):
         folder = out / (stem if number == 1 else f"{stem}-{number}")
-        with contextlib.suppress(FileExistsError):
+        try:
             folder.mkdir(parents=True)
+        except FileExistsError:
+            if not out.is_dir():
+                raise RunRefused(f"{out} is no folder; name another with --out") from None
+        except OSError as error:
+            raise RunRefused(
+                f"no run folder can be made in {out} ({error.strerror}); name another with --out"
+            ) from None
+        else:
             return folder
     raise RunRefused(f"{out} holds too many runs of {stem}; name another folder with --out")
 
@@ -85,10 +143,18 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
     """The plan of the arms that can run; those that cannot are named in it."""
     running = [each for each in found.contenders if each.status.word is Status.OK]
     arms = [each.arm for each in running]
-    loads = len(arms) + (options.preset == "confirm")
+    if options.reference is not None and options.reference not in arms:
+        lost = next(each for each in found.contenders if each.arm == options.reference)
+        raise RunRefused(f"the reference {lost.arm} cannot run ({lost.status.reason}); name another with --reference")
+    contrasts = [plan.read_contrast(pair, [each.arm for each in found.contenders]) for pair in options.contrast]
+    contrasts = [(a, b) for a, b in contrasts if a in arms and b in arms]
+    if options.contrast and not contrasts:
+        raise RunRefused("of every declared contrast one arm cannot run; declare others with --contrast")
     if options.budget is not None:
-        seconds = max(found.seconds_per_load.values())
-        blocks = plan.max_blocks(options.budget, seconds, loads)
+        seconds = {arm: found.seconds_per_load[arm] for arm in arms}
+        if options.preset == "confirm":
+            seconds["the twin"] = seconds[options.reference or arms[0]]
+        blocks = plan.max_blocks(options.budget, seconds, len(seconds))
     else:
         blocks = DEFAULT_BLOCKS if options.model is None else plan.PRESETS[options.preset]
     first = running[0]
@@ -103,8 +169,8 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
         seed=secrets.randbelow(10**9) if options.seed is None else options.seed,
         prompts_digest=field.prompts.digest,
         weights_digest=field.model.file.digest,
-        reference=_canonical(options.reference),
-        contrasts=[plan.read_contrast(pair, arms) for pair in options.contrast],
+        reference=options.reference,
+        contrasts=contrasts,
         preset=options.preset,
         max_blocks=blocks,
         margin=options.margin,
@@ -117,10 +183,6 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
             if each.status.word is not Status.OK
         ],
     )
-
-
-def _canonical(arm: str | None) -> str | None:
-    return None if arm is None else str(parse_arms(arm)[0])
 
 
 def _by_label(drawn: Plan, found: Probe) -> dict[str, float]:
@@ -151,10 +213,34 @@ def _header(field: Field, found: Probe, drawn: Plan, options: Options) -> Header
         contenders=found.contenders,
         machine=field.machine,
         options={key: value for key, value in dataclasses.asdict(options).items() if value not in (None, ())},
-        command=shlex.join(["llamaduel", *sys.argv[1:]]),
+        command=_command(options, drawn),
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *found.notes),
     )
+
+
+def _command(options: Options, drawn: Plan) -> str:
+    """What repeats this run, whichever door it came through: every option that is not the usual one, and the seed."""
+    words = ["llamaduel", "run"]
+    for each in dataclasses.fields(Options):
+        value = drawn.seed if each.name == "seed" else getattr(options, each.name)
+        if each.name in ("resume", "out") or value == each.default:
+            continue
+        text = (
+            {"budget": f"{value}min", "margin": f"{100 * value:g}%"}[each.name] if isinstance(value, float) else value
+        )
+        text = ";".join(value) if isinstance(value, tuple) else text
+        flag = f"--{each.name.replace('_', '-')}"
+        words.append(_quoted(flag if value is True else f"{flag}={text}"))
+    return " ".join(words)
+
+
+def _quoted(word: str) -> str:
+    """For a shell, and for the eye: signs that a terminal would obey are spelled out."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.encode("unicode_escape").decode().replace("'", "\\'")
+    return f"$'{escaped}'"
 
 
 def _version(package: str) -> str | None:
@@ -189,6 +275,8 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
             def tell(text: str, now: Progress = now) -> None:
                 watch(dataclasses.replace(now, text=f"{now.text}: {text}"))
 
+            if not models.unchanged(field.model):
+                raise RunRefused(f"{field.model.file.path} changed while it was measured; start a new run")
             contender = contenders[planned.label]
             assert contender.engine is not None
             job = Job(
@@ -252,9 +340,10 @@ def _tasks(
 def outcome_of(drawn: Plan, load: LoadRecord, samples: tuple[Sample, ...], *, watched: bool) -> Outcome:
     """What the plan needs to know of a load."""
     valid = [s.decode_tps for s in samples if not s.warmup and s.invalid is None and s.decode_tps is not None]
-    value = None if load.failure else plan.load_value(valid, drawn.requests)
-    broken = None
-    if value is None:
+    wrong = any(sample.output_ok is False for sample in samples)
+    value = None if load.failure or wrong else plan.load_value(valid, drawn.requests)
+    broken = WRONG if wrong else None
+    if value is None and not wrong:
         reasons = [sample.invalid for sample in samples if sample.invalid]
         broken = load.failure.reason if load.failure else f"too few valid requests: {'; '.join(reasons) or 'none ran'}"
     return Outcome(
@@ -264,7 +353,7 @@ def outcome_of(drawn: Plan, load: LoadRecord, samples: tuple[Sample, ...], *, wa
         value=value,
         broken=broken,
         disturbed=bool(watched and load.telemetry and load.telemetry.disturbed),
-        status=load.failure.word if load.failure else Status.OK,
+        status=Status.VOID if wrong else load.failure.word if load.failure else Status.OK,
     )
 
 
@@ -284,6 +373,7 @@ def outcomes_of(run: Run) -> tuple[Outcome, ...]:
 def _resume(folder: Path, options: Options, watch: Watch) -> Run:
     """Go on where the folder ends, with the options it was begun with."""
     begun = record.read(folder)
+    _check_same(options, begun.header)
     given = {**begun.header.options, "resume": str(folder), "contrast": tuple(begun.header.options.get("contrast", ()))}
     options = dataclasses.replace(Options(**given), no_wait=options.no_wait or bool(given.get("no_wait")))
     field = find_field(dataclasses.replace(options, model=begun.header.model.file), watch)
@@ -299,6 +389,20 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
             changes.append(f"{contender.engine} is now {'gone' if isinstance(engine, Unavailable) else engine}")
     if changes:
         raise RunRefused(f"{folder} cannot be continued: {'; '.join(dict.fromkeys(changes))}; start a new run")
-    record.repair(folder)
-    _run_blocks(begun, field, options, {}, watch)
+    with record.lock(folder):
+        record.repair(folder)
+        _run_blocks(record.read(folder), field, options, {}, watch)
     return record.read(folder)
+
+
+def _check_same(options: Options, header: Header) -> None:
+    """A plan is fixed before block 1: a run is continued with its own options or not at all. Raises UsageError."""
+    usual = Options()
+    for each in dataclasses.fields(Options):
+        now, then = getattr(options, each.name), header.options.get(each.name, getattr(usual, each.name))
+        now = list(now) if isinstance(now, tuple) else now
+        if each.name not in ("resume", "no_wait", "out") and now not in (getattr(usual, each.name), then, []):
+            flag = each.name.replace("_", "-")
+            raise UsageError(
+                f"--{flag} {now} does not go with --resume: the run was begun with {then}; start a new run"
+            )

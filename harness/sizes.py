@@ -9,7 +9,7 @@ import re
 
 from harness.errors import UsageError
 
-_NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
+_NUMBER = re.compile(r"\s*(\d{1,15}(?:\.\d+)?|\.\d+)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import header, model
 from harness.contract import Say
-from harness.errors import RunRefused, UsageError, nearest
+from harness.errors import ModelError, RunRefused, UsageError, nearest
 from harness.model import AnswerKey as AnswerKey
 from harness.shapes import FLOATS, SCALES, SPECIAL, Part, merges, padded, parts, tokens, whole, words
 from harness.shapes import SHAPES as SHAPES
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 VERSION = 1  # of the bytes: one version, shape and seed always make the same file
+LAST_SEED = (1 << 64) - 1
 TILE = 8 << 20
 SPARE = 64 << 20  # left free on the disk
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% if not loop.last %}{{ '\n\n' }}{% endif %}{% endfor %}"
@@ -74,18 +75,17 @@ def write(out: Path, shape: Shape, seed: int = 0, say: Say | None = None, *, hea
     """Write a model of this shape; the same bytes for the same shape and seed.
 
     `header_only` leaves a hole where the weights would be: the right size, nothing on the disk, good for
-    planning. Raises RunRefused if the disk is too small, UsageError for a shape that cannot be written.
+    planning. A model of ours is overwritten, another file is not. Raises RunRefused if the disk is too small,
+    UsageError for a place or a shape that cannot be written.
     """
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder; name the file to write, e.g. {out / (shape.name + '.gguf')}")
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed {seed} is not a whole number from 0 on; give one")
+    if not 0 <= seed <= LAST_SEED:
+        raise UsageError(f"the seed {seed} is not a whole number from 0 to {LAST_SEED}; give one")
     shape = whole(shape)
     tensors = parts(shape)
     size = sum(padded(tensor.bytes) for tensor in tensors)
     draft = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+        _check_place(out, shape)
         free = shutil.disk_usage(out.parent).free
         if not header_only and free < size + SPARE:
             raise RunRefused(
@@ -110,6 +110,22 @@ def write(out: Path, shape: Shape, seed: int = 0, say: Say | None = None, *, hea
         with contextlib.suppress(OSError):
             draft.unlink()
     return out
+
+
+def _check_place(out: Path, shape: Shape) -> None:
+    """Raises UsageError where a folder is missing, or a file that is not of ours would be lost."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; name the file to write, e.g. {out / (shape.name + '.gguf')}")
+    if not out.parent.exists():
+        raise UsageError(f"there is no folder {out.parent}; make it, or name another place")
+    if out.exists() and not _is_ours(out):
+        raise UsageError(f"{out} is there already and is no model that synth wrote; name another file, or remove it")
+
+
+def _is_ours(path: Path) -> bool:
+    with contextlib.suppress(ModelError):
+        return any(key.startswith("llamaduel.") for key in header.read(path).fields)
+    return False
 
 
 def _cycle(vocab: int, seed: int) -> list[int]:

@@ -29,7 +29,12 @@ def read(folder: Path) -> Comparison:
 def write_report(folder: Path) -> Comparison:
     """Judge a run folder and write its report into it. Raises RunRefused."""
     comparison = read(folder)
-    (folder / REPORT).write_text(report(comparison), encoding="utf-8")
+    partial = folder / f"{REPORT}.partial"  # a full disk must not cost the report that is there
+    try:
+        partial.write_text(report(comparison), encoding="utf-8")
+        partial.replace(folder / REPORT)
+    except OSError as error:
+        raise RunRefused(f"{folder / REPORT} cannot be written ({error.strerror}); make room or copy the run") from None
     return comparison
 
 
@@ -46,7 +51,7 @@ def verify(folder: Path) -> list[str]:
     path = folder / REPORT
     if not path.is_file():
         raise RunRefused(f"{folder} has no {REPORT}; write it with `llamaduel report {folder}`")
-    written = path.read_text(encoding="utf-8").splitlines()
+    written = path.read_text(encoding="utf-8", errors="replace").splitlines()
     computed = report(compare(run)).splitlines()
     changed = difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0)
     problems += [

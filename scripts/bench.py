@@ -34,8 +34,18 @@ def get_ollama() -> None:
         print("no Ollama here: install its app (ollama.com/download); going on without it", flush=True)
     elif has_gpu():
         print(f"no Ollama here: with a GPU take the official one, {OFFICIAL}; going on without it", flush=True)
-    elif subprocess.run([str(PYTHON.with_name("llamaduel")), "engines", "install", "ollama"], check=False).returncode:
+    elif not run([str(PYTHON.with_name("llamaduel")), "engines", "install", "ollama"]):
         raise Stopped("Ollama could not be built; without it: `python3 scripts/bench.py --embedded-only`")
+
+
+def run(argv: list[str]) -> bool:
+    """Whether the command succeeds; its progress is on standard error, its result is not shown."""
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL) as child:
+        try:
+            return child.wait() == 0
+        except KeyboardInterrupt:  # it got the signal too, and tidies up
+            child.wait()
+            raise
 
 
 def has_gpu() -> bool:

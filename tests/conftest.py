@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from harness import synth
 
 settings.register_profile("llamaduel", deadline=None, derandomize=True, database=None)
 settings.load_profile("llamaduel")
+
+# A shell without job control starts background jobs deaf to Ctrl-C, and their children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,6 @@ DOCUMENTS += [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"
 ADAPTER, PACKAGE, SUITE = "llamaduel_mine.py", "pyproject.toml", "test_mine.py"
 MOST_LINES = 60
 SUITE_TESTS = sum(name.startswith("test_") for name in vars(Conformance))
-LENT = {"httpx": "ollama"}  # the transport of that client, whose errors it lets through
 OF_LLAMA_CPP = {name for names, _, _ in FLAGS for name in names.split()}
 
 
@@ -306,7 +305,7 @@ def test_every_module_that_is_imported_comes_from_a_declared_dependency() -> Non
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
             for name in {name.partition(".")[0] for name in names}:
                 ours = name in ("harness", "backends") or name in sys.stdlib_module_names
-                assert ours or name in modules or LENT.get(name) in modules, f"{file.name} imports {name}"
+                assert ours or name in modules, f"{file.name} imports {name}"
 
 
 def test_the_package_of_the_deprecated_name_is_not_asked_for() -> None:

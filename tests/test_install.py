@@ -231,6 +231,7 @@ def test_with_zig_only_ggml_becomes_libraries(equipped: Machine) -> None:
     configured = equipped.noted("configured")
     assert "-DBUILD_SHARED_LIBS=OFF" in configured
     assert "-DCMAKE_PROJECT_ggml_INCLUDE=" in configured
+    assert "/zig-ar\n" in configured
 
 
 @pytest.mark.parametrize("version", [None, "3.16.3"])

@@ -384,6 +384,52 @@ def test_a_file_that_has_just_changed_is_not_remembered(tiny: Path, tmp_path: Pa
     assert not cache.exists()
 
 
+def test_a_model_is_unchanged_until_a_file_of_it_is_another(tiny: Path, tmp_path: Path) -> None:
+    path = _older(Path(shutil.copy(tiny, tmp_path / "m.gguf")))
+    first = model.load(path, hashed=False)
+    assert model.unchanged(first)
+    assert model.unchanged(model.load(path, hashed=False)), "known from before"
+    for change in (_touch, _lengthen, _replace_by_copy, Path.unlink):
+        before = model.load(path, hashed=False)
+        assert model.unchanged(before)
+        change(path)
+        assert not model.unchanged(before), change.__name__
+    assert not model.unchanged(first)
+
+
+def _touch(path: Path) -> None:
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1_000_000))
+
+
+def _lengthen(path: Path) -> None:
+    stat = path.stat()
+    with path.open("ab") as file:
+        file.write(bytes(32))
+    os.utime(path, ns=(0, stat.st_mtime_ns))
+
+
+def _replace_by_copy(path: Path) -> None:
+    """The same name, bytes and times, and yet another file."""
+    copy = path.with_name("copy")
+    shutil.copy2(path, copy)
+    copy.replace(path)
+
+
+def test_a_part_that_is_gone_is_a_change(tmp_path: Path) -> None:
+    first, *others = split(tmp_path)
+    found = model.load(first, hashed=False)
+    assert model.unchanged(found)
+    others[-1].unlink()
+    assert not model.unchanged(found)
+
+
+def test_a_name_that_is_not_utf_8_is_refused(tiny: Path, tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.gguf"))
+    shutil.copy(tiny, path)
+    with pytest.raises(ModelError, match=r"caf\ufffd\.gguf has a name that is not UTF-8; rename it"):
+        model.load(path)
+
+
 def test_a_file_that_grows_while_it_is_read_is_refused(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

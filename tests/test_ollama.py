@@ -527,8 +527,7 @@ class Daemon:
                 self.sizes[name] = 1
                 return 200, {"status": "success"}
             case "/api/delete":
-                del self.models[name]
-                return 200, {}
+                return (200 if self.models.pop(name, None) else 404), {}
             case "/api/generate" if data.get("keep_alive") == 0:
                 self.loaded.discard(name)
                 return 200, {"done": True, "done_reason": "unload"}
@@ -660,6 +659,25 @@ def test_a_model_that_runs_elsewhere_is_refused_unless_allowed(
         pass
     with attached(weights, "ollama", tmp_path / "log", allow_remote=True) as opened:
         assert opened.model == "mine:latest"
+
+
+@pytest.mark.parametrize("call", ["/api/ps", "/api/tags", "/api/create", "/api/blobs/"])
+def test_a_daemon_that_breaks_off_is_an_engine_that_failed(
+    call: str, daemon: Daemon, weights: model.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = Daemon.reply
+
+    def break_off(self: Daemon, method: str, path: str, body: bytes) -> tuple[int, Any]:
+        if path.startswith(call) and method != "HEAD":
+            raise ConnectionAbortedError  # ends this connection without an answer
+        return reply(self, method, path, body)
+
+    monkeypatch.setattr(Daemon, "reply", break_off)
+    with (
+        pytest.raises(EngineFailed, match=r"the Ollama at http://127.0.0.1:\d+ broke off \(.*; its log says why"),
+        attached(weights, "ollama", tmp_path / "log"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("arm", ["ollama@cpu-moe", "ollama@ncmoe=3", "ollama,fa=on", "ollama,ctk=q8_0"])

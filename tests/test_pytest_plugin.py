@@ -86,7 +86,7 @@ def test_a_choice_of_tests_never_changes_the_plan(model: Path, tmp_path: Path) -
     ("option", "sentence"),
     [
         ("--duel-arms=olama", "did you mean 'ollama'?"),
-        ("--duel-margin=x", "--margin 'x': takes a percentage"),
+        ("--duel-margin=x", "--duel-margin 'x': takes a percentage"),
         ("--duel-model=missing.gguf", "nothing was compared: "),
         ("--numprocesses=2", "without pytest-xdist"),
     ],

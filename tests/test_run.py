@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness import process, record
-from harness.errors import RunRefused
+from harness.errors import RunRefused, UsageError
 from harness.options import Options
 from harness.plan import Status
 from harness.probe import Progress
@@ -150,6 +150,98 @@ def test_wrong_output_is_void_however_fast(model: Path, tmp_path: Path) -> None:
     assert "known answer" in row.status.reason
 
 
+def test_output_that_goes_wrong_later_makes_the_arm_void(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    right = {"itl_s": 0.002, "devices": [["CUDA0", "a card", 8000]]}
+    script.write_text(json.dumps(right))
+
+    def turn_wrong(progress: Progress) -> None:
+        if progress.text.startswith("block 2"):
+            script.write_text(json.dumps(right | {"cases": [{"when": "--cpu-moe", "words": ["nonsense"]}]}))
+
+    with engines.fake(tmp_path, FAST):
+        os.environ["LLAMADUEL_FAKE"] = str(script)
+        arms = "llama-cpp@ngl=99,llama-cpp@cpu-moe"
+        comparison = duel(options(model, tmp_path / "runs", arms=arms), turn_wrong)
+
+    row = comparison.row("llama-cpp@cpu-moe")
+    assert row.status.word is Status.VOID
+    assert row.output_ok is False
+    assert row.contrast is None, "nothing is ranked with it"
+    assert "WRONG on llama-cpp@cpu-moe" in (comparison.run.folder / "report.md").read_text()
+
+
+def test_a_model_that_changes_under_the_run_ends_it(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(model.read_bytes())
+
+    def replace(progress: Progress) -> None:
+        if "block 1" in progress.text and progress.lasting:
+            other = tmp_path / "other.gguf"
+            other.write_bytes(model.read_bytes())
+            other.replace(mine)
+
+    with pytest.raises(RunRefused, match="changed while it was measured"):
+        duel(options(mine, tmp_path / "runs", arms="llama-cpp"), replace)
+
+
+def test_one_folder_is_written_by_one_process(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    given = options(model, tmp_path / "runs", preset="confirm", budget=60.0)
+    with begin(given) as running:
+        wait_for(running, "block 2")
+        (folder,) = (tmp_path / "runs").iterdir()
+        with pytest.raises(RunRefused, match="another process"):
+            duel(Options(resume=str(folder), no_wait=True), silent)
+        running.send_signal(signal.SIGINT)
+        assert running.stdout is not None
+        running.stdout.read()
+    assert verify(folder) == []
+
+
+def test_a_run_is_continued_with_its_own_options(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent).run.folder
+
+    with pytest.raises(UsageError, match="--arms ollama does not go with --resume"):
+        duel(Options(resume=str(folder), arms="ollama"), silent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"reference": "ollama"}, "ollama is to be compared and cannot run: "),
+        ({"reference": "llama-cpp,llama-cpp@cpu"}, "the reference is one arm"),
+        ({"contrast": ("llama-cpp:llama-cpp@cpu-moe",)}, "compares one placement with itself"),
+        ({"contrast": ("llama-cpp:llama-cpp@cpu",)}, "is no contrast of two arms"),
+    ],
+)
+def test_what_cannot_be_compared_is_told_before_anything_is_loaded(
+    model: Path, tmp_path: Path, changes: dict[str, object], sentence: str
+) -> None:
+    with engines.fake(tmp_path, Script(dies_loading="loaded")) as found:
+        found.ollama.unlink()
+        os.environ["PATH"] = str(found.bin)
+        with pytest.raises(UsageError, match=sentence):
+            duel(options(model, tmp_path / "runs", arms="llama-cpp,llama-cpp@cpu-moe,ollama", **changes), silent)
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_alias_as_reference_is_the_arm_that_it_stands_for(
+    fakes: engines.Engines, model: Path, tmp_path: Path
+) -> None:
+    arms = "ollama,llama-cpp,llama-cpp@cpu-moe"
+    comparison = duel(options(model, tmp_path / "runs", arms=arms, reference="llama-cpp@cpu-moe"), silent)
+
+    assert comparison.reference.arm == "llama-cpp"
+    assert "--reference=llama-cpp" in comparison.header.command
+    assert "--seed=1" in comparison.header.command
+
+
+def test_a_run_that_never_began_names_its_logs_or_leaves_no_folder(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, Script(dies_loading="no")), pytest.raises(RunRefused, match=r"logs are in .*engines"):
+        duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent)
+
+
 def test_a_cached_prompt_is_invalid_and_told(model: Path, tmp_path: Path) -> None:
     with (
         engines.fake(tmp_path, Script(itl_s=0.002, cached=5)),
@@ -194,7 +286,7 @@ def test_killed_it_leaves_no_engine_and_goes_on_where_it_was(
     given = options(model, tmp_path / "runs", preset="confirm", budget=0.2)
     with begin(given) as running:
         wait_for(running, "block 2")
-        mark = f"{running.pid}-{psutil.Process(running.pid).create_time():.2f}"
+        mark = process.mark_of(running.pid)
         running.send_signal(signal.SIGKILL)
     await_end(mark)
     (folder,) = (tmp_path / "runs").iterdir()
@@ -215,15 +307,17 @@ def test_killed_it_leaves_no_engine_and_goes_on_where_it_was(
 def test_ctrl_c_keeps_a_readable_run(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
     with begin(options(model, tmp_path / "runs", preset="confirm", budget=60.0)) as running:
         wait_for(running, "block 2")
-        mark = f"{running.pid}-{psutil.Process(running.pid).create_time():.2f}"
+        mark = process.mark_of(running.pid)
         running.send_signal(signal.SIGINT)
         assert running.stdout is not None
         running.stdout.read()
     await_end(mark)
 
-    assert running.returncode == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert read(folder).blocks_run >= 1
+    stopped = read(folder)
+    assert stopped.blocks_run >= 1
+    assert not stopped.finished
+    assert "Stopped after" in (folder / "report.md").read_text()
     assert verify(folder) == []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import importlib
 import os
 import re
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -31,7 +34,8 @@ if [ "$1" = venv ]; then
 fi
 if [ -n "$WAIT_FOR" ]; then
   echo $$ > "$NOTES/pid"
-  while [ ! -e "$WAIT_FOR" ]; do sleep 0.02; done
+  left=3000
+  while [ ! -e "$WAIT_FOR" ] && [ $left -gt 0 ]; do sleep 0.02; left=$((left - 1)); done
 fi
 """
 PYTHON = """#!/bin/sh
@@ -59,19 +63,28 @@ class Checkout:
             (folder / "bin" / name).symlink_to(shutil.which(name) or name)
         self.environment = {"PATH": str(folder / "bin"), "HOME": str(folder), "NOTES": str(self.notes)}
 
-    def popen(self, *argv: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+    @contextlib.contextmanager
+    def start(self, *argv: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+        """In a process group of its own, as a terminal does; it is gone when the block ends."""
+        with subprocess.Popen(
             [sys.executable, *argv],
             cwd=self.folder,
             env=self.environment | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
+            start_new_session=True,
+            preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+        ) as process:
+            try:
+                yield process
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
 
     def run(self, *argv: str, **environment: str) -> tuple[int, str, str]:
         """Exit code, standard output, standard error."""
-        with self.popen(*argv, **environment) as process:
+        with self.start(*argv, **environment) as process:
             output, errors = process.communicate(timeout=60)
             return process.returncode, output, errors
 
@@ -171,9 +184,9 @@ def test_a_venv_that_is_not_ours_is_left_alone(checkout: Checkout) -> None:
 
 
 def test_ctrl_c_says_one_line_and_the_next_start_repairs(checkout: Checkout) -> None:
-    with checkout.popen(*BENCH, WAIT_FOR="/nowhere/never") as process:
+    with checkout.start(*BENCH, WAIT_FOR="/nowhere/never") as process:
         checkout.wait_for("pid", process)
-        process.send_signal(signal.SIGINT)
+        os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.strip().startswith("interrupted")
@@ -184,10 +197,10 @@ def test_ctrl_c_says_one_line_and_the_next_start_repairs(checkout: Checkout) -> 
 
 def test_after_a_kill_the_next_start_waits_for_the_orphan_and_does_all_again(checkout: Checkout) -> None:
     go_on = checkout.notes / "go-on"
-    with checkout.popen(*BENCH, WAIT_FOR=str(go_on)) as process:
+    with checkout.start(*BENCH, WAIT_FOR=str(go_on)) as process:
         checkout.wait_for("pid", process)
         process.kill()
-    with checkout.popen(*BENCH) as process:
+    with checkout.start(*BENCH) as process:
         assert process.stdout
         assert "another start is setting up .venv" in process.stdout.readline()
         go_on.touch()
@@ -199,9 +212,9 @@ def test_after_a_kill_the_next_start_waits_for_the_orphan_and_does_all_again(che
 
 def test_two_starts_at_once_set_up_once(checkout: Checkout) -> None:
     go_on = checkout.notes / "go-on"
-    with checkout.popen(*BENCH, WAIT_FOR=str(go_on)) as first:
+    with checkout.start(*BENCH, WAIT_FOR=str(go_on)) as first:
         checkout.wait_for("pid", first)
-        with checkout.popen(*BENCH) as second:
+        with checkout.start(*BENCH) as second:
             assert second.stdout
             assert "waiting for it" in second.stdout.readline()
             go_on.touch()
@@ -236,11 +249,11 @@ def installs(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[list[st
     """The commands that `bench` runs; each of them succeeds."""
     ran: list[list[str]] = []
 
-    def run(argv: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def run(argv: list[str]) -> bool:
         ran.append(argv[1:])
-        return subprocess.CompletedProcess(argv, 0)
+        return True
 
-    monkeypatch.setattr(bench.subprocess, "run", run)
+    monkeypatch.setattr(bench, "run", run)
     return ran
 
 
@@ -250,6 +263,13 @@ def test_ollama_is_built_where_no_gpu_is_seen(
     monkeypatch.setattr(bench, "has_gpu", lambda: False)
     bench.get_ollama()
     assert installs == [["engines", "install", "ollama"]]
+
+
+def test_a_failed_build_of_ollama_names_the_way_without_it(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "has_gpu", lambda: False)
+    monkeypatch.setattr(bench, "run", lambda argv: False)
+    with pytest.raises(bench.Stopped, match="--embedded-only"):
+        bench.get_ollama()
 
 
 def test_a_program_on_path_or_named_by_the_person_is_taken(

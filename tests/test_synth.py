@@ -192,8 +192,8 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monke
 
 
 def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "m.gguf"
-    out.write_text("precious")
+    out = synth.write(tmp_path / "m.gguf", TINY, seed=1)
+    before = out.read_bytes()
 
     def fill(*_: object) -> Iterator[memoryview]:
         yield memoryview(bytes(32))
@@ -203,7 +203,7 @@ def test_a_disk_that_fills_up_leaves_what_was_there(tmp_path: Path, monkeypatch:
     with pytest.raises(RunRefused, match=r"No space left on device.*; name another place"):
         synth.write(out, TINY)
     assert leftovers(tmp_path) == ["m.gguf"]
-    assert out.read_text() == "precious"
+    assert out.read_bytes() == before
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +223,25 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         synth.write(tmp_path / "file" / "m.gguf", TINY)
     with pytest.raises(UsageError, match="is a folder; name the file to write"):
         synth.write(tmp_path, TINY)
+    with pytest.raises(UsageError, match=r"there is no folder .*gone; make it, or name another place"):
+        synth.write(tmp_path / "gone" / "m.gguf", TINY)
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("theirs", [b"", b"precious", b"GGUF\x03\0\0\0" + bytes(16)])
+def test_only_a_model_of_ours_is_overwritten(theirs: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "m.gguf"
+    out.write_bytes(theirs)
+    with pytest.raises(UsageError, match="is there already and is no model that synth wrote; name another file"):
+        synth.write(out, TINY, header_only=True)
+    assert out.read_bytes() == theirs
+    assert leftovers(tmp_path) == ["m.gguf"]
+    out.unlink()
+    for seed in (1, 2):
+        synth.write(out, TINY, seed, header_only=True)
+    key = model.load(out).answer_key
+    assert key is not None
+    assert key.seed == 2
 
 
 # ── shapes ──────────────────────────────────────────────────────────────────────────────────
@@ -318,7 +337,7 @@ def test_a_shape_that_cannot_be_written_is_a_usage_error(change: dict[str, Any],
 
 def test_synthesize_says_what_it_wrote(tmp_path: Path) -> None:
     said: list[str] = []
-    out = tmp_path / "new folder" / "m.gguf"
+    out = tmp_path / "m.gguf"
     line = synth.synthesize(out, like="qwen3-30b-a3b", size="60MiB", header_only=True, say=said.append)
     assert out.exists()
     assert line.startswith(f"{out}: ")
@@ -333,7 +352,8 @@ def test_synthesize_says_what_it_wrote(tmp_path: Path) -> None:
         ({"like": "qwen3-30b"}, "did you mean 'qwen3-30b-a3b'"),
         ({"like": "tiny", "from_header": Path("m.gguf")}, "give one of them"),
         ({"size": "10 parsecs"}, "is not a size"),
-        ({"seed": -1}, "seed -1"),
+        ({"seed": -1}, "seed -1 is not a whole number from 0 to 18446744073709551615; give one"),
+        ({"seed": 1 << 64}, "is not a whole number from 0 to 18446744073709551615; give one"),
     ],
 )
 def test_synthesize_refuses_what_it_cannot_take(asked: dict[str, Any], says: str, tmp_path: Path) -> None:
@@ -350,7 +370,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert sizes.parse_size(f" {text.lower()} ") == size
 
 
-@pytest.mark.parametrize("text", ["", "12", "x", "-3G", "0GiB", "3 apples", "1e3G"])
+@pytest.mark.parametrize("text", ["", "12", "x", "-3G", "0GiB", "3 apples", "1e3G", "9" * 400 + "G"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="write"):
         sizes.parse_size(text)
