@@ -107,10 +107,9 @@ def find_model(ref: str | None, watch: Watch) -> Path:
 
 def _default_model(watch: Watch) -> Path:
     shape = synth.scaled(synth.SHAPES["tiny"], parse_size("0.15GiB"))
-    path = process.cache_dir() / "models" / f"synthetic-v{synth.VERSION}-150MiB.gguf"
+    path = process.cache_folder("models") / f"synthetic-v{synth.VERSION}-150MiB.gguf"
     if not path.exists():
         watch(Progress(f"writing a synthetic model with a known answer: {path.name}"))
-        path.parent.mkdir(parents=True, exist_ok=True)
         synth.write(path, shape)
     return path
 
