@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -673,27 +673,28 @@ def test_without_a_device_every_placement_is_the_same_and_the_answer_right(
 
 @pytest.mark.engine
 @pytest.mark.parametrize(
-    ("arm", "expert_layers_on_host", "layers_on_host"),
+    ("arm", "first_experts_on_host", "last_layers_on_device"),
     [
-        ("llama-cpp@ngl=99", range(0), range(0)),
-        ("llama-cpp@cpu-moe", range(12), range(0)),
-        ("llama-cpp@ncmoe=0", range(0), range(0)),
-        ("llama-cpp@ncmoe=1", range(1), range(0)),
-        ("llama-cpp@ncmoe=7", range(7), range(0)),
-        ("llama-cpp@ncmoe=48", range(12), range(0)),
-        ("llama-cpp@ngl=5", range(0), range(8)),
-        ("llama-cpp@cpu", range(12), range(12)),
+        ("llama-cpp@ngl=99", 0, 99),
+        ("llama-cpp@cpu-moe", 99, 99),
+        ("llama-cpp@ncmoe=0", 0, 99),
+        ("llama-cpp@ncmoe=1", 1, 99),
+        ("llama-cpp@ncmoe=3", 3, 99),
+        ("llama-cpp@ncmoe=48", 48, 99),
+        ("llama-cpp@ngl=3", 0, 2),  # the head is the third
+        ("llama-cpp@cpu", 99, 0),
     ],
 )
 def test_on_a_stand_in_device_every_tensor_is_where_the_placement_says(
-    model: models.Model, tmp_path: Path, arm: str, expert_layers_on_host: Sequence[int], layers_on_host: Sequence[int]
+    model: models.Model, tmp_path: Path, arm: str, first_experts_on_host: int, last_layers_on_device: int
 ) -> None:
+    layers_on_host = range(model.layers - last_layers_on_device)
     hosted = sum(
         tensor.bytes
         for tensor in model.tensors
         if tensor.name.startswith("token_embd")
         or tensor.block in layers_on_host
-        or (tensor.routed and tensor.block in expert_layers_on_host)
+        or (tensor.routed and tensor.block is not None and tensor.block < first_experts_on_host)
         or (arm.endswith("@cpu") and tensor.block is None)
     )
     hints = full() | {"stand-in": "1"}
