@@ -242,7 +242,7 @@ class LlamaCpp:
                 raise UsageError(f"knob rpc={host}: write host:port, and several as host:port+host:port")
         return arm
 
-    def resolve(self, ref: str) -> Path | None:  # noqa: ARG002 -- it has no names of its own
+    def resolve(self, ref: str) -> Path | None:
         return None
 
     def command(self, arm: Arm, model: ModelFile, settings: Settings) -> str:

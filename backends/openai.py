@@ -8,7 +8,6 @@ cannot be proven, so they are shown and never ranked.
     model = "name-of-the-model"
     headers = { Authorization = "Bearer secret" }  # if it wants any
 """
-# ruff: noqa: ARG002 -- an adapter need not use all that the contract hands it
 
 from __future__ import annotations
 

@@ -12,12 +12,15 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
 import harness
 
 RED, STOPPED = 3, 130
+EPILOG = """Every option can also stand in [tool.llamaduel] of pyproject.toml, in a variable as LLAMADUEL_SEED,
+and on the command line of pytest as --duel-seed. The nearest source wins: command line, variable, file."""
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -65,11 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="llamaduel", description="Compare Ollama and llama.cpp on the same weights, in every placement."
     )
+    parser.add_argument("--version", action="version", version=f"llamaduel {metadata.version('llamaduel')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
 
     def add(name: str, command: Command, help_: str, *, json_: bool = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:] + ".")
         sub.set_defaults(command=command)
+        if name in ("run", "plan", "calibrate"):
+            sub.epilog = EPILOG
         if json_:
             sub.add_argument("--json", action="store_true", help="one JSON document on stdout")
         return sub
@@ -84,20 +90,20 @@ def _parser() -> argparse.ArgumentParser:
         harness.declare(sub.add_argument)
 
     sub = add("report", _report, "write report.md of a run folder again, and print the table")
-    sub.add_argument("folder", type=Path)
+    sub.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     sub = add("verify", _verify, "recompute every number of a run's report from its samples")
-    sub.add_argument("folder", type=Path)
+    sub.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     sub = add("compare", _compare, "compare two runs through their common reference arm")
-    sub.add_argument("before", type=Path)
-    sub.add_argument("after", type=Path)
+    sub.add_argument("before", type=Path, metavar="RUN", help="a run folder")
+    sub.add_argument("after", type=Path, metavar="RUN", help="a later one")
     sub = add("inspect", _inspect, "show a model's layers, experts and bytes, and where placements put them")
-    sub.add_argument("model", metavar="MODEL")
+    sub.add_argument("model", metavar="MODEL", help="a GGUF file, a folder with one, or ollama:NAME")
     sub = add("synth", _synth, "write a synthetic model whose output is known", json_=False)
     sub.add_argument("out", type=Path, metavar="OUT.gguf")
     sub.add_argument("--like", metavar="SHAPE", help="a known shape, such as tiny or qwen3-30b-a3b")
     sub.add_argument("--from-header", type=Path, metavar="FILE.gguf", help="the shape of this model")
     sub.add_argument("--size", metavar="SIZE", help="scale the shape to about this file size, as in 800MiB")
-    sub.add_argument("--seed", type=int, default=0, metavar="N")
+    sub.add_argument("--seed", type=int, default=0, metavar="N", help="other weights of the same shape (0)")
     sub.add_argument("--header-only", action="store_true", help="no weights, only a header to plan with")
     engines = commands.add_parser("engines", help="list engines, or get one into the cache")
     actions = engines.add_subparsers(metavar="ACTION", required=True, parser_class=_Parser)
@@ -105,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="one JSON document on stdout")
     sub.set_defaults(command=_engines_list)
     sub = actions.add_parser("install", help="build or fetch an engine into the cache")
-    sub.add_argument("name", metavar="NAME")
+    sub.add_argument("name", metavar="NAME", help="as `engines list` shows it")
     sub.set_defaults(command=_engines_install)
     return parser
 

@@ -126,6 +126,7 @@ def compare(run: Run) -> Comparison:
     began = min(load.started_unix_s for load in loads.values())
     names = {arm.label: "its twin" if arm.label == drawn.twin else arm.text for arm in drawn.arms}
     statuses = plan.statuses(drawn, outcomes) | _often_invalid(run, loads.values())
+    claims = len(next(iter(judged.values()), ())) >= verdict.FEWEST_BLOCKS
     judgement = verdict.judge(
         plan.values(drawn, outcomes),
         {label: [(load.started_unix_s - began) / 60 for load in found] for label, found in judged.items()},
@@ -139,6 +140,12 @@ def compare(run: Run) -> Comparison:
         disturbed=sum(outcome.disturbed for found in kept.values() for outcome in found),
         names=names,
     )
+    if claims and judgement.spread is not None:
+        limit = f"{100 * judgement.spread.limit:.0f} %"
+        for loose in judgement.spread.unstable:
+            if statuses[loose].word is Status.OK:
+                reason = f"{judgement.spread.far[loose]} of its loads are more than {limit} off its median"
+                statuses[loose] = ArmStatus(Status.UNSTABLE, reason)
     contenders = {plan.public(each.arm): each for each in run.header.contenders}
     label_of = {arm.text: arm.label for arm in drawn.arms if arm.label != drawn.twin}
     judgement = dataclasses.replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,13 +60,19 @@ def _options(config: pytest.Config) -> harness.Options:
     return config.stash[OPTIONS]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --benchmark-only the tests of this repository are not even read: they need the test tools."""
+    only = bool(config.getoption("benchmark_only", False))
+    return True if only and collection_path == config.rootpath / "tests" else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per arm and metric, before anything runs; the ids are the arms' own names."""
     if metafunc.definition.get_closest_marker("duel") and "arm" in metafunc.fixturenames:
         try:
             arms = [str(arm) for arm in harness.parse_arms(_options(metafunc.config).arms)]
         except harness.DuelError as error:
-            raise pytest.UsageError(str(error)) from None
+            pytest.exit(harness.plain(error), returncode=error.exit_code)
         metafunc.parametrize("arm", arms, ids=arms)
 
 

@@ -24,7 +24,8 @@ def _load(group: str) -> MappingProxyType[str, object]:
             found[point.name] = point.load()()
         except Exception as error:
             raise RunRefused(
-                f"the entry point {point.name!r} ({point.value}) cannot be loaded: {error}; uninstall its package"
+                f"the entry point {point.name!r} ({point.value}) cannot be loaded: {error}; "
+                "install its package anew, or remove it"
             ) from error
     if not found:
         raise RunRefused(f"no entry point in {group!r}: install the project itself with `pip install -e .`")

@@ -580,6 +580,8 @@ def changes_table(changes: Changes) -> str:
     through = f"through {changes.common_reference}" if changes.common_reference else "no common reference"
     headers = ["arm", "before, tok/s", "after, tok/s", f"after / before, {through}"]
     drawn = str(tabulate(cells, headers, disable_numparse=True))
+    if not cells:
+        drawn = "The two runs have no arm in common besides the reference."
     differing = [f"differs: {plain(line)}" for line in changes.differences]
     return "\n".join([drawn, "", *(differing or ["nothing else differs that was recorded"])])
 
@@ -620,16 +622,16 @@ def preview_table(found: Mapping[str, Any]) -> str:
             memory(each["predicted_device_bytes"]),
             memory(each["predicted_host_bytes"]),
             f"= {each['alias_of']}" if each["alias_of"] else each["status"],
-            each["engine"] or each["reason"] or NONE,
+            each["engine"] or NONE,
         )
         for each in found["arms"]
     ]
     headers = ("arm", "placement", "device", "host", "status", "engine")
-    loads = found["loads"]
-    return (
-        f"{_lined(headers, rows)}\n\n{loads['fewest']} to {loads['most']} loads, the twin among them; "
-        "the probe of the run says how many minutes."
-    )
+    reasons = dict.fromkeys(each["reason"] for each in found["arms"] if each["reason"] and not each["alias_of"])
+    fewest, most = found["loads"]["fewest"], found["loads"]["most"]
+    many = f"{most} loads" if fewest == most else f"{fewest} to {most} loads"
+    told = f"{many} after one of each arm as a probe, which says how many minutes." if most else "Nothing can run."
+    return "\n\n".join([_lined(headers, rows), *map(plain, reasons), told])
 
 
 def engines_table(found: Mapping[str, Any]) -> str:
@@ -637,13 +639,17 @@ def engines_table(found: Mapping[str, Any]) -> str:
     engines = [
         (each["backend"], each["engine"], each["from"], each["path"])
         if each["found"]
-        else (each["backend"], NONE, NONE, each["next"])
+        else (each["backend"], NONE, NONE, NONE)
         for each in found["engines"]
     ]
     recipes = [(each["name"], each["installed"] or "not installed", each["summary"]) for each in found["recipes"]]
-    return (
-        f"{_lined(('backend', 'engine', 'from', 'path'), engines)}\n\n"
-        f"{_lined(('llamaduel engines install', 'in the cache', 'what'), recipes)}"
+    missing = [f"{each['backend']}: {plain(each['next'])}" for each in found["engines"] if not each["found"]]
+    return "\n\n".join(
+        [
+            _lined(("backend", "engine", "from", "path"), engines),
+            *missing,
+            _lined(("llamaduel engines install", "in the cache", "what"), recipes),
+        ]
     )
 
 

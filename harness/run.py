@@ -63,7 +63,7 @@ def run(options: Options, watch: Watch) -> Run:
         drawn = _draw(field, found, options)
         record.create(folder, _header(field, found, drawn, options))
         minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
-        blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} loads"
+        blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
         watch(Progress(f"{blocks}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
         _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
     return record.read(folder)
@@ -224,7 +224,7 @@ def _command(options: Options, drawn: Plan) -> str:
     words = ["llamaduel", "run"]
     for each in dataclasses.fields(Options):
         value = drawn.seed if each.name == "seed" else getattr(options, each.name)
-        if each.name in ("resume", "out") or value == each.default:
+        if each.name in ("resume", "out") or (value == each.default and each.name != "arms"):
             continue
         text = (
             {"budget": f"{value}min", "margin": f"{100 * value:g}%"}[each.name] if isinstance(value, float) else value

@@ -6,8 +6,11 @@ Sets up .venv (once, about 500 MB), builds Ollama into the cache where there is 
 (once, about 2 minutes), then runs the benchmark: `.venv/bin/python -m pytest --benchmark-only`.
 
   --setup-only      stop before the benchmark
-  --embedded-only   leave Ollama out
+  --embedded-only   build nothing; Ollama is measured only if it is here already
   --                everything after it goes to pytest, as in `scripts/bench.py -- -k decode`
+
+`.venv/bin/llamaduel run --help` lists the options of a run; here they begin with --duel-, as in
+--duel-model=FILE.gguf.
 """
 
 import os

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from harness import synth
 
-settings.register_profile("llamaduel", deadline=None, derandomize=True, database=None)
-settings.load_profile("llamaduel")
+with contextlib.suppress(ModuleNotFoundError):  # `pytest --benchmark-only` needs none of the test tools
+    from hypothesis import settings
+
+    settings.register_profile("llamaduel", deadline=None, derandomize=True, database=None)
+    settings.load_profile("llamaduel")
 
 # A shell without job control starts background jobs deaf to Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
