@@ -1,7 +1,8 @@
 """llama-bench beside a server arm, on the same binary and model, in milliseconds a token.
 
 The two do not do the same work: a server samples, turns tokens into text and sends them. The
-difference is therefore given in time per token, never as a ratio, and the runs alternate.
+difference is therefore given in time per token, never as a ratio; the runs alternate, and llama-bench
+starts at the depth that the prompt gives the server, for attention costs more the more there is to read.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Bench(Protocol):
     """What a backend offers besides its contract, if its engine has a benchmark of its own."""
 
     def bench(
-        self, engine: Engine, model: ModelFile, arm: Arm, settings: Settings, tokens: int, log: Path
+        self, engine: Engine, model: ModelFile, arm: Arm, settings: Settings, tokens: int, depth: int, log: Path
     ) -> tuple[float, ...]:
-        """Seconds per generated token, one per repetition. Raises Unavailable or EngineFailed."""
+        """Seconds per token after `depth` others, one per repetition. Raises Unavailable or EngineFailed."""
         ...
 
 
@@ -41,6 +42,7 @@ class Calibration:
 
     arm: str
     engine: str
+    depth: int  # tokens in the context before the first timed one, on both sides
     out_tokens: int
     bench_ms: tuple[float, ...]
     server_ms: tuple[float, ...]
@@ -55,7 +57,7 @@ class Calibration:
         return (
             f"{self.arm} on {self.engine}: llama-bench {statistics.median(self.bench_ms):.3f} ms a token, "
             f"the server {statistics.median(self.server_ms):.3f} ms; a served token costs {self.difference_ms:+.3f} ms "
-            f"({low:+.3f} to {high:+.3f} in {len(self.bench_ms)} rounds of {self.out_tokens} tokens)"
+            f"({low:+.3f} to {high:+.3f} in {len(self.bench_ms)} rounds of {self.out_tokens} tokens after {self.depth})"
         )
 
 
@@ -74,13 +76,10 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
     bench = cast("Bench", backend(arm.backend))
     bench_ms: list[float] = []
     server_ms: list[float] = []
+    depth = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for round_ in range(ROUNDS):
-            watch(Progress(f"llama-bench, round {round_ + 1} of {ROUNDS}", lasting=False))
-            log = folder / f"bench-{round_}.log"
-            seconds = bench.bench(engine, field.model.file, arm, contender.settings, OUT_TOKENS, log)
-            bench_ms.append(1000 * statistics.median(seconds))
             job = Job(
                 stage="probe",
                 label="server",
@@ -105,9 +104,15 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
             if not rates:
                 raise RunRefused(f"{contender.arm} gave no valid sample: {samples[-1].invalid}")
             server_ms.append(1000 / statistics.median(rates))
+            depth = max(each.usage.prompt_tokens or 0 for each in samples if each.usage)
+            watch(Progress(f"llama-bench, round {round_ + 1} of {ROUNDS}", lasting=False))
+            log = folder / f"bench-{round_}.log"
+            seconds = bench.bench(engine, field.model.file, arm, contender.settings, OUT_TOKENS, depth, log)
+            bench_ms.append(1000 * statistics.median(seconds))
     return Calibration(
         arm=contender.arm,
         engine=str(engine),
+        depth=depth,
         out_tokens=OUT_TOKENS,
         bench_ms=tuple(bench_ms),
         server_ms=tuple(server_ms),
