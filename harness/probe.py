@@ -137,8 +137,15 @@ def matched_settings(machine: Machine, options: Options, has_device: bool) -> Se
     """Equal on all arms. One core stays free: with all cores one foreign process stalls spinning workers."""
     stand_in = stand_in_bytes(options, machine)
     if options.settings == "stock":
-        nothing = {field.name: None for field in dataclasses.fields(Settings) if field.name != "rpc"}
-        return dataclasses.replace(Settings(), **nothing, stand_in_bytes=stand_in)  # type: ignore[arg-type]
+        return Settings(
+            context=None,
+            batch=None,
+            ubatch=None,
+            flash_attention=None,
+            kv_k=None,
+            kv_v=None,
+            stand_in_bytes=stand_in,
+        )
     return Settings(
         context=options.context,
         threads=1 if stand_in is not None else max(1, machine.physical_cores - 1),

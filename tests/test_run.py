@@ -102,6 +102,15 @@ def test_every_load_of_the_plan_is_one_engine_start(model: Path, tmp_path: Path)
     assert {load.stage for load in comparison.run.loads} == {"probe", "block"}
 
 
+def test_stock_settings_leave_every_engine_its_own(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
+    comparison = duel(options(model, tmp_path / "runs", arms="llama-cpp", settings="stock"), silent)
+
+    (contender,) = comparison.header.contenders
+    assert contender.realised is not None
+    assert not {"-c", "-b", "-ub", "-t", "-fa", "-ctk", "-ctv"} & set(contender.realised.argv)
+    assert comparison.row("llama-cpp").decode_tps is not None
+
+
 def test_without_a_device_placements_are_one_and_run_once(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
     comparison = duel(options(model, tmp_path, arms="llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
 
