@@ -19,7 +19,7 @@ from harness.errors import RunRefused, Unavailable
 from harness.load import Job, run_load
 from harness.options import Options
 from harness.plan import Status
-from harness.probe import Progress, Watch, find_field, read_arm, shared_tokens, task
+from harness.probe import Progress, Watch, find_field, read_arm, require_weights, shared_tokens, task
 from harness.registry import backend
 
 ROUNDS = 3
@@ -65,8 +65,7 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
     """Alternate llama-bench and the server on one arm. Raises DuelError."""
     arms = options.arms if options.arms != Options().arms else "llama-cpp"
     field = find_field(dataclasses.replace(options, arms=arms), watch)
-    if field.model.header_only:
-        raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
+    require_weights(field)
     contender = field.contenders[0]
     if contender.status.word is not Status.OK or contender.engine is None:
         raise Unavailable(f"{contender.arm} cannot run: {contender.status.reason or contender.status.word}")

@@ -86,6 +86,12 @@ def find_field(options: Options, watch: Watch) -> Field:
     )
 
 
+def require_weights(field: Field) -> None:
+    """A model that is only a header cannot be loaded. Raises RunRefused."""
+    if field.model.header_only:
+        raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
+
+
 def find_model(ref: str | None, watch: Watch) -> Path:
     """The (first) file of a model reference; without one the synthetic default, written once."""
     if ref is None:
@@ -165,7 +171,7 @@ def stand_in_bytes(options: Options, machine: Machine) -> int | None:
 def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Machine, options: Options) -> Contender:
     has_device = options.stand_in is not None or bool(machine.gpus)
     if isinstance(engine, Engine) and options.stand_in is None:
-        has_device = bool(engine.devices) or (bool(machine.gpus) and not engine.devices and engine.origin == "PATH")
+        has_device = bool(engine.devices) or (bool(machine.gpus) and engine.origin == "PATH")
     settings = apply_knobs(arm, matched_settings(machine, options, has_device))
     predicted = placement.predict(model, arm.placement, settings, has_device or bool(settings.rpc))
     words = placement.describe(arm.placement, model, has_device or bool(settings.rpc))

@@ -15,7 +15,6 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from harness.probe import (
     find_field,
     no_arm,
     probe,
+    require_weights,
     shared_tokens,
     task,
 )
@@ -71,8 +71,7 @@ def run(options: Options, watch: Watch) -> Run:
 
 def _check(field: Field, options: Options) -> Options:
     """The options with aliases replaced, or a DuelError: what cannot work is told before anything is loaded."""
-    if field.model.header_only:
-        raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
+    require_weights(field)
     arms = [each.arm for each in field.contenders]
     if all(each.status.word is not Status.OK for each in field.contenders):
         raise RunRefused(no_arm(field.contenders))
@@ -259,7 +258,7 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
     pool = _pool(drawn)
     outcomes = list(plan.abandon(drawn, outcomes_of(begun)))
     began, loads_before = time.monotonic(), len(outcomes)
-    with interruptible():
+    with contextlib.suppress(KeyboardInterrupt):  # what was measured is in the folder
         while (planned := plan.next_load(drawn, outcomes)) is not None:
             done = len(outcomes)
             left = plan.loads_left(drawn, outcomes)
@@ -295,13 +294,6 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
             load, samples = run_load(job, begun.folder, prompt_tokens, tell, wait=not options.no_wait)
             outcomes.append(outcome_of(drawn, load, samples, watched=not options.no_wait))
             watch(Progress(_told(load, outcomes[-1]), True, len(outcomes), done + left))
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends the block quietly: what was measured is in the folder."""
-    with contextlib.suppress(KeyboardInterrupt):
-        yield
 
 
 def _told(load: LoadRecord, outcome: Outcome) -> str:
