@@ -136,6 +136,7 @@ def compare(run: Run) -> Comparison:
         reference=drawn.reference,
         twin_label=drawn.twin,
         margin=drawn.margin,
+        aliases=drawn.aliases,
         unstable={label: found.reason for label, found in statuses.items() if found.word is Status.UNSTABLE},
         disturbed=sum(outcome.disturbed for found in kept.values() for outcome in found),
         names=names,

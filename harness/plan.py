@@ -89,6 +89,7 @@ class Plan:
     reference: str
     twin: str | None
     contrasts: tuple[tuple[str, str], ...]
+    aliases: tuple[tuple[str, str], ...] = ()  # arms known to be one placement, where they were not merged
     seed: int
     looks: tuple[int, ...]
     look_alpha: float
@@ -106,7 +107,7 @@ class Plan:
         labels = self.labels
         if self.format != FORMAT:
             raise RunRefused(f"the plan has format {self.format}; this version reads {FORMAT}")
-        named = [self.reference, *(label for pair in self.contrasts for label in pair)]
+        named = [self.reference, *(label for pair in (*self.contrasts, *self.aliases) for label in pair)]
         _check(bool(labels) and len(set(labels)) == len(labels), "its arms have no labels of their own")
         _check(set(named) <= set(labels), "a contrast names an arm that it does not have")
         _check(self.twin is None or (self.twin in labels and self.twin not in named), "its twin is no arm of its own")
@@ -151,6 +152,7 @@ class Plan:
                 arms=tuple(PlannedArm(**each) for each in data.pop("arms")),
                 aside=aside,
                 contrasts=tuple((a, b) for a, b in data.pop("contrasts")),
+                aliases=tuple((a, b) for a, b in data.pop("aliases")),
                 settings=tuple((name, value) for name, value in data.pop("settings")),
                 looks=tuple(data.pop("looks")),
                 **data,
@@ -186,6 +188,7 @@ def make(
     weights_digest: str,
     reference: str | None = None,
     contrasts: Sequence[tuple[str, str]] = (),
+    aliases: Sequence[tuple[str, str]] = (),
     twin: bool | None = None,
     preset: str = "confirm",
     max_blocks: int | None = None,
@@ -200,7 +203,7 @@ def make(
 
     The reference is the first arm unless named, the contrasts are every other arm against it
     unless declared, and a twin runs in every preset that makes claims. Hosts in `rpc=` are
-    replaced by their number. Raises UsageError.
+    replaced by their number. `aliases` are pairs of arms that are one placement. Raises UsageError.
     """
     if preset not in PRESETS:
         raise UsageError(f"no preset {preset!r}; {nearest(preset, PRESETS)}")
@@ -235,6 +238,7 @@ def make(
         reference=chief,
         twin=twin_label,
         contrasts=tuple(pairs),
+        aliases=tuple((label(a), label(b)) for a, b in aliases),
         seed=seed,
         looks=looks,
         look_alpha=verdict.LOOK_ALPHA,

@@ -65,7 +65,7 @@ class Field:
 # ── the field: model, engines, placements ───────────────────────────────────────────────────
 
 
-def find_field(options: Options, watch: Watch) -> Field:
+def find_field(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Field:
     """Read the model, find every engine, merge equal placements. Raises DuelError."""
     ended = process.end_leftovers()
     if ended:
@@ -76,12 +76,12 @@ def find_field(options: Options, watch: Watch) -> Field:
     watch(Progress(f"reading {path.name}"))
     model = models.load(path)
     engines = find_engines(arms, options)
-    contenders = _merge([_contender(arm, engines[arm.backend], model, machine, options) for arm in arms])
+    contenders = tuple(_contender(arm, engines[arm.backend], model, machine, options) for arm in arms)
     return Field(
         model=model,
         machine=machine,
         prompts=prompts.load(Path(options.prompts) if options.prompts else None),
-        contenders=contenders,
+        contenders=_merge(contenders) if merge_aliases else contenders,
         notes=(*machine.warnings, *([problem] if (problem := prompts.template_problem(model)) else [])),
     )
 
@@ -200,14 +200,19 @@ def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Ma
 
 def _merge(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
     """Arms of one engine that are one placement: the later ones become aliases of the first."""
-    able = {read_arm(each): each for each in contenders if each.status.word is Status.OK}
-    same = {str(arm): str(first) for arm, first in placement.aliases((a, c.predicted) for a, c in able.items()).items()}
+    same = equal_placements(contenders)
     return tuple(
         dataclasses.replace(each, status=ArmStatus(Status.ALIAS, each.placement, same[each.arm]))
         if each.arm in same
         else each
         for each in contenders
     )
+
+
+def equal_placements(contenders: Sequence[Contender]) -> dict[str, str]:
+    """Arms that can run and are the same placement as an earlier one, with that one."""
+    able = [(read_arm(each), each.predicted) for each in contenders if each.status.word is Status.OK]
+    return {str(arm): str(first) for arm, first in placement.aliases(able).items()}
 
 
 # ── one load of every arm ───────────────────────────────────────────────────────────────────

@@ -33,6 +33,7 @@ from harness.probe import (
     Probe,
     Progress,
     Watch,
+    equal_placements,
     find_engines,
     find_field,
     no_arm,
@@ -47,14 +48,15 @@ PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf",
 DEFAULT_BLOCKS = 6  # of the synthetic default model: a look around in a few minutes
 
 
-def run(options: Options, watch: Watch) -> Run:
+def run(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Run:
     """Measure and return what is in the run folder. Ctrl-C ends it early and loses nothing.
 
+    Arms that are one placement run once, unless `merge_aliases` is False: that tests the protocol itself.
     Raises DuelError where nothing can be measured.
     """
     if options.resume:
         return _resume(Path(options.resume), options, watch)
-    field = find_field(options, watch)
+    field = find_field(options, watch, merge_aliases=merge_aliases)
     options = _check(field, options)
     folder = _new_folder(Path(options.out), field)
     with record.lock(folder):
@@ -170,6 +172,7 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
         weights_digest=field.model.file.digest,
         reference=options.reference,
         contrasts=contrasts,
+        aliases=list(equal_placements(running).items()),
         preset=options.preset,
         max_blocks=blocks,
         margin=options.margin,

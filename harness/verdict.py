@@ -536,7 +536,8 @@ def state(
     programs were busy.
     """
     red = [f"{name} is unstable: {why}." for name, why in (unstable or {}).items()]
-    amber = []
+    amber: list[str] = []
+    torn = False  # equal things too far apart for any noise: one block is enough to see it
     if twin is not None and twin.biased and twin.low is not None and twin.high is not None:
         off = f"{twin.contrast.ratio:.3f}× (99 %: {twin.low:.3f}–{twin.high:.3f})"
         red.append(f"Two copies of the reference differ, {off}, so something beside the arms decides.")
@@ -558,14 +559,16 @@ def state(
     elif drift is not None and drift.flagged:
         amber.append(f"Speed changes over the run in more than noise (cumulative sum, p = {drift.p_steps:.2g}).")
     for name, pair in (aliases or {}).items():
-        if pair.word == "DIFFERENT":
-            red.append(f"{name} are one placement, and yet differ by {_percent(pair.ahead or 0.0)}.")
+        apart = abs(math.log(pair.ratio))
+        torn |= apart > math.log1p(WIDE)
+        if pair.word == "DIFFERENT" or apart > math.log1p(WIDE):
+            red.append(f"{name} are one placement, and yet differ by {_percent(math.expm1(apart))}.")
     for name, out in (left_out or {}).items():
         if out is not None and out.range > margin:
             amber.append(f"{name} moves by {_percent(out.range)} when one pair of blocks is left out.")
     if disturbed:
         amber.append(f"{_count(disturbed, 'load')} ran while other programs were busy.")
-    if n < FEWEST_BLOCKS:
+    if n < FEWEST_BLOCKS and not torn:
         few = f"{_count(n, 'block')}: fewer than {FEWEST_BLOCKS}, so there are numbers and no claims."
         return State("SCREENING", (few, *red, *amber))
     if red:

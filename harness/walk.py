@@ -16,9 +16,9 @@ from harness.run import run
 REPORT = "report.md"
 
 
-def duel(options: Options, watch: Watch) -> Comparison:
+def duel(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Comparison:
     """Run, judge, and leave `report.md` in the run folder. Raises DuelError."""
-    return write_report(run(options, watch).folder)
+    return write_report(run(options, watch, merge_aliases=merge_aliases).folder)
 
 
 def read(folder: Path) -> Comparison:

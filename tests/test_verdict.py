@@ -480,6 +480,14 @@ def test_equal_placements_that_differ_make_the_run_red() -> None:
     assert "one placement" in found.state.reasons[0]
 
 
+@pytest.mark.parametrize(("other", "word"), [(40, "SCREENING"), (25, "RED")])
+def test_one_load_each_of_one_placement_is_enough_to_see_what_no_noise_explains(other: float, word: str) -> None:
+    one = {label: [math.log(speed)] for label, speed in (("A", 50.0), ("B", float(other)))}
+    found = judge(one, aliases=[("B", "A")])
+    assert found.state.word == word
+    assert not found.state.ranks
+
+
 @STEADILY
 @given(st.integers(1, 12), st.integers(2, 4), st.randoms(use_true_random=False))
 def test_any_run_can_be_judged(n: int, arms: int, draw: random.Random) -> None:
