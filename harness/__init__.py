@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.arms import parse_arms
     from harness.calibration import calibrate
-    from harness.compare import Comparison, Row, compare_runs
+    from harness.changes import Changes, compare_runs
+    from harness.compare import Comparison, Row
     from harness.display import show_progress
     from harness.engines import install_engine, list_engines
     from harness.errors import DuelError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from harness.record import to_json
     from harness.render import (
         as_json,
+        change_sentence,
         changes_table,
         engines_table,
         inspect_table,
@@ -29,23 +31,28 @@ if TYPE_CHECKING:
         report,
         row_json,
         table,
+        undecided,
     )
     from harness.synth import synthesize
-    from harness.walk import duel, read, verify, write_report
+    from harness.walk import changes_since_baseline, duel, find, read, verify, write_report
 
 __all__ = [
+    "Changes",
     "Comparison",
     "DuelError",
     "Options",
     "Row",
     "as_json",
     "calibrate",
+    "change_sentence",
+    "changes_since_baseline",
     "changes_table",
     "collect",
     "compare_runs",
     "declare",
     "duel",
     "engines_table",
+    "find",
     "inspect_model",
     "inspect_table",
     "install_engine",
@@ -61,6 +68,7 @@ __all__ = [
     "synthesize",
     "table",
     "to_json",
+    "undecided",
     "verify",
     "write_report",
 ]
@@ -68,10 +76,13 @@ __all__ = [
 _MODULES = {
     "arms": ("parse_arms",),
     "calibration": ("calibrate",),
+    "changes": (
+        "Changes",
+        "compare_runs",
+    ),
     "compare": (
         "Comparison",
         "Row",
-        "compare_runs",
     ),
     "display": ("show_progress",),
     "engines": (
@@ -91,6 +102,7 @@ _MODULES = {
     "record": ("to_json",),
     "render": (
         "as_json",
+        "change_sentence",
         "changes_table",
         "engines_table",
         "inspect_table",
@@ -99,10 +111,13 @@ _MODULES = {
         "report",
         "row_json",
         "table",
+        "undecided",
     ),
     "synth": ("synthesize",),
     "walk": (
+        "changes_since_baseline",
         "duel",
+        "find",
         "read",
         "verify",
         "write_report",

@@ -88,6 +88,11 @@ def _read_knobs(pieces: Iterable[str], name: str, known: frozenset[str]) -> Iter
 
 def parse_arms(text: str) -> tuple[Arm, ...]:
     """All arms of a list, sweeps expanded, in the order given. Raises UsageError."""
+    return tuple(arm for sweep in parse_sweeps(text) for arm in sweep)
+
+
+def parse_sweeps(text: str) -> tuple[tuple[Arm, ...], ...]:
+    """`parse_arms` with the arms of one sweep together; an arm that is none stands alone. Raises UsageError."""
     known = backends()
     groups: list[list[str]] = []
     for piece in (piece.strip() for piece in text.split(",")):
@@ -100,11 +105,15 @@ def parse_arms(text: str) -> tuple[Arm, ...]:
         else:
             word = re.split("[@=]", piece, maxsplit=1)[0]
             raise UsageError(f"no engine {word!r}; {nearest(word, known)}")
-    arms = [backend(re.split("[@=]", group[0], maxsplit=1)[0]).parse(one) for group in groups for one in _expand(group)]
+    sweeps = [
+        tuple(backend(re.split("[@=]", group[0], maxsplit=1)[0]).parse(one) for one in _expand(group))
+        for group in groups
+    ]
+    arms = [arm for sweep in sweeps for arm in sweep]
     for arm in arms:
         if arms.count(arm) > 1:
             raise UsageError(f"arm {arm} is given twice; the twin of the reference is added by the harness")
-    return tuple(arms)
+    return tuple(sweeps)
 
 
 def _expand(pieces: list[str]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The command line. It parses, calls the library, prints, and returns an exit code.
 
-0 fine · 1 could not run · 2 usage · 3 the run is RED · 130 stopped. With `--json` stdout is one JSON document
-and everything else goes to stderr.
+0 fine · 1 could not run · 2 usage · 3 the run is RED · 4 a regression · 130 stopped. With `--json` stdout is one
+JSON document and everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import harness
 
-RED, STOPPED = 3, 130
+RED, REGRESSION, STOPPED = 3, 4, 130
 EPILOG = """Every option can also stand in [tool.llamaduel] of pyproject.toml, in a variable as LLAMADUEL_SEED,
 and on the command line of pytest as --duel-seed. The nearest source wins: command line, variable, file."""
 Command = Callable[[argparse.Namespace], int]
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(name: str, command: Command, help_: str, *, json_: bool = True) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help_, description=help_[0].upper() + help_[1:] + ".")
         sub.set_defaults(command=command)
-        if name in ("run", "plan", "calibrate"):
+        if name in ("run", "find", "plan", "calibrate"):
             sub.epilog = EPILOG
         if json_:
             sub.add_argument("--json", action="store_true", help="one JSON document on stdout")
@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, command, help_ in (
         ("run", _run, "measure the arms on a model and write a run folder"),
+        ("find", _find, "search the best value of a sweep in at most ten loads, then confirm it like a run"),
         ("plan", _plan, "show the arms of a run, equal placements merged, without loading anything"),
         ("calibrate", _calibrate, "set llama-bench beside a server arm, in milliseconds a token"),
     ):
@@ -96,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("compare", _compare, "compare two runs through their common reference arm")
     sub.add_argument("before", type=Path, metavar="RUN", help="a run folder")
     sub.add_argument("after", type=Path, metavar="RUN", help="a later one")
+    sub.add_argument(
+        "--fail-on-regression", action="store_true", help="exit with 4 if an arm lost more than the margin"
+    )
     sub = add("inspect", _inspect, "show a model's layers, experts and bytes, and where placements put them")
     sub.add_argument("model", metavar="MODEL", help="a GGUF file, a folder with one, or ollama:NAME")
     sub = add("synth", _synth, "write a synthetic model whose output is known", json_=False)
@@ -141,6 +145,31 @@ def _say(line: str) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     with harness.show_progress() as watch:
         comparison = harness.duel(_options(arguments), watch)
+    changes = harness.changes_since_baseline(comparison)
+    if changes is None:
+        return _show(comparison, arguments.json)
+    if arguments.json:
+        _print_json(harness.as_json(comparison) | {"changes": harness.to_json(changes)})
+    else:
+        _print(f"{harness.table(comparison)}\n\n{harness.changes_table(changes)}")
+    return _gate(changes)
+
+
+def _gate(changes: harness.Changes) -> int:
+    """What --fail-on-regression makes of two runs. One that can decide nothing is no pass."""
+    if changes.regression:
+        return REGRESSION
+    if changes.after.state == "RED":
+        return RED
+    if not changes.decided:
+        _say(f"llamaduel: {harness.undecided(changes)}")
+        return 1
+    return 0
+
+
+def _find(arguments: argparse.Namespace) -> int:
+    with harness.show_progress() as watch:
+        comparison = harness.find(_options(arguments), watch)
     return _show(comparison, arguments.json)
 
 
@@ -174,7 +203,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         _print_json(harness.to_json(changes))
     else:
         _print(harness.changes_table(changes))
-    return 0
+    return _gate(changes) if arguments.fail_on_regression else 0
 
 
 def _plan(arguments: argparse.Namespace) -> int:

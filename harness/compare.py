@@ -61,6 +61,7 @@ class Row:
     samples: int = 0
     invalid_samples: int = 0
     invalid_reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    failed_loads: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by reason; their blocks were run again
     loads: tuple[LoadValues, ...] = ()
 
     @property
@@ -111,6 +112,20 @@ class Comparison:
     def row(self, arm: str) -> Row:
         return next(row for row in self.rows if row.arm == arm)
 
+    @property
+    def best(self) -> tuple[Row, ...]:
+        """Of the candidates that a search picked, those not told apart from the fastest, which is first.
+
+        By their confirmed loads alone; empty without a search, or where the run ranks nothing.
+        """
+        search = self.header.search
+        if search is None or not self.state.ranks:
+            return ()
+        chosen = [row for row in self.rows if row.arm in search.chosen and row.loads and row.status.word is Status.OK]
+        ranked = sorted(chosen, key=lambda row: -(row.contrast.ratio if row.contrast else 1.0))
+        apart = any(row.contrast is not None and row.contrast.word == "DIFFERENT" for row in ranked)
+        return tuple(ranked[:1] if apart else ranked)
+
 
 def compare(run: Run) -> Comparison:
     """Judge a run. Raises RunRefused if it has no load yet."""
@@ -125,7 +140,10 @@ def compare(run: Run) -> Comparison:
     }
     began = min(load.started_unix_s for load in loads.values())
     names = {arm.label: "its twin" if arm.label == drawn.twin else arm.text for arm in drawn.arms}
-    statuses = plan.statuses(drawn, outcomes) | _often_invalid(run, loads.values())
+    statuses = plan.statuses(drawn, outcomes)
+    often = _often_invalid(run, loads.values())
+    # what an engine did wrong weighs more than how it stumbled
+    statuses |= {shown: status for shown, status in often.items() if statuses[shown].word is Status.OK}
     claims = len(next(iter(judged.values()), ())) >= verdict.FEWEST_BLOCKS
     judgement = verdict.judge(
         plan.values(drawn, outcomes),
@@ -212,21 +230,12 @@ def _if_comparable(found: Contrast, one: Loaded, other: Loaded) -> Contrast:
         reason = f"the weights that {blind} loaded cannot be read, so identity is not proven"
     elif len(digests) > 1:
         reason = "not every load was of the same weights"
-    elif _kinds(first) and _kinds(second) and _kinds(first) != _kinds(second):
-        reason = f"the engines see different devices ({_words(_kinds(first))} and {_words(_kinds(second))})"
+    elif first.device_kinds and second.device_kinds and first.device_kinds != second.device_kinds:
+        kinds = " and ".join(", ".join(sorted(each.device_kinds)) for each in (first, second))
+        reason = f"the engines see different devices ({kinds})"
     if reason is None:
         return found
     return dataclasses.replace(found, word="NOT_COMPARABLE", reason=reason)
-
-
-def _kinds(contender: Contender) -> frozenset[str]:
-    """Kinds of the devices an engine sees: CUDA, Vulkan, RPC; empty where it does not say."""
-    devices = contender.engine.devices if contender.engine else ()
-    return frozenset(device.name.rstrip("0123456789") for device in devices)
-
-
-def _words(kinds: Iterable[str]) -> str:
-    return ", ".join(sorted(kinds)) or "none"
 
 
 def _row(
@@ -266,6 +275,7 @@ def _row(
         samples=len(samples),
         invalid_samples=sum(sample.invalid is not None for sample in samples),
         invalid_reasons=dict(Counter(sample.invalid for sample in samples if sample.invalid)),
+        failed_loads=dict(Counter(load.failure.reason for load in mine if load.failure)),
         loads=values,
     )
 
@@ -328,112 +338,3 @@ def parity(header: Header) -> tuple[Parity, ...]:
     return tuple(
         Parity(name, {each.arm: each.realised.settings.get(name) for each in loaded if each.realised}) for name in names
     )
-
-
-# ── two runs ────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One arm in two runs: the ratio of its ratios to the arm that both runs have as reference."""
-
-    arm: str
-    before_tps: Interval | None
-    after_tps: Interval | None
-    ratio: float | None  # after / before, through the common reference
-    low: float | None
-    high: float | None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
-    """What differs between two runs, first in what they are, then in what they measured."""
-
-    differences: tuple[str, ...]
-    common_reference: str | None
-    changes: tuple[Change, ...]
-
-
-def compare_runs(before: Comparison, after: Comparison) -> Changes:
-    """Each arm through the common reference, so that the day and the machine's mood fall out.
-
-    Without a common reference the numbers stand side by side and claim nothing.
-    """
-    reference = before.reference.arm if before.reference.arm == after.reference.arm else None
-    later = {row.arm: row for row in after.rows}
-    changes = []
-    for row in before.rows:
-        other = later.get(row.arm)
-        if other is None or not row.loads or not other.loads or row.is_reference:
-            continue
-        ratio = low = high = None
-        reason = "no common reference arm: the two sessions are confounded"
-        if reference is not None:
-            logs = [_against(row, before.reference), _against(other, after.reference)]
-            reason = "a run ranks nothing" if not (before.state.ranks and after.state.ranks) else ""
-            ratio, low, high = _difference(*logs)
-        changes.append(
-            Change(
-                arm=row.arm,
-                before_tps=row.decode_tps,
-                after_tps=other.decode_tps,
-                ratio=ratio,
-                low=low if not reason else None,
-                high=high if not reason else None,
-                reason=reason,
-            )
-        )
-    return Changes(
-        differences=tuple(_differences(before.header, after.header)),
-        common_reference=reference,
-        changes=tuple(changes),
-    )
-
-
-def _against(row: Row, reference: Row) -> list[float]:
-    """Paired log ratios of an arm to its reference, block by block."""
-    chief = {load.block: load.decode_tps for load in reference.loads}
-    return [math.log(load.decode_tps / chief[load.block]) for load in row.loads if load.block in chief]
-
-
-def _difference(before: Sequence[float], after: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Ratio of the two mean ratios with its 95 % interval (Welch: the runs may be differently noisy)."""
-    mean = statistics.fmean(after) - statistics.fmean(before)
-    if min(len(before), len(after)) < 2:
-        return math.exp(mean), None, None
-    from scipy import stats
-
-    interval = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
-    return math.exp(mean), math.exp(float(interval.low)), math.exp(float(interval.high))
-
-
-def _differences(before: Header, after: Header) -> Iterable[str]:
-    """Every fact that makes the two runs unequal, in words."""
-    pairs = {
-        "weights": (before.model.digest[:12], after.model.digest[:12]),
-        "machine": (before.machine.cpu, after.machine.cpu),
-        "cores": (before.machine.physical_cores, after.machine.physical_cores),
-        "kernel": (before.machine.kernel, after.machine.kernel),
-        "GPUs": (_gpus(before), _gpus(after)),
-        "prompts": (before.plan.prompts_digest[:12], after.plan.prompts_digest[:12]),
-        "settings": (dict(before.plan.settings), dict(after.plan.settings)),
-        "requests a load": (before.plan.requests, after.plan.requests),
-        "answer length": (before.plan.out_tokens, after.plan.out_tokens),
-        "margin": (before.plan.margin, after.plan.margin),
-    }
-    for name, (old, new) in pairs.items():
-        if isinstance(old, dict) and isinstance(new, dict):
-            for key in sorted(old.keys() | new.keys()):
-                if old.get(key) != new.get(key):
-                    yield f"{name}: {key} was {old.get(key, '–')}, is {new.get(key, '–')}"
-        elif old != new:
-            yield f"{name}: {old}, then {new}"
-    later = {each.arm: each.engine for each in after.contenders}
-    for each in before.contenders:
-        if each.engine and each.arm in later and str(later[each.arm]) != str(each.engine):
-            yield f"engine of {each.arm}: {each.engine}, then {later[each.arm] or '–'}"
-
-
-def _gpus(header: Header) -> str:
-    return ", ".join(f"{gpu.name} (driver {gpu.driver or '–'})" for gpu in header.machine.gpus) or "none"

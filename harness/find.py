@@ -1,97 +1,273 @@
-"""The best of many placements in at most ten loads: a search for the edge of memory.
+"""The best value of one number of an arm: searched in at most ten loads, then confirmed by a run of its own.
 
-Candidates are ordered by what they leave on the host, one for each placement class. Speed rises
-as less stays on the host, up to the edge where the card is full; beyond it loading fails, or
-weights spill and speed collapses. So the edge is bracketed and bisected, its neighbours are
-tried, and the best are measured again. (An optimiser that only compares speeds walks into
-the side that does not load.) The result says which candidates deserve blocks of their own: the
-numbers of a search are picked for being high, and are never published.
+One arm of the list is a sweep, as in `llama-cpp@ncmoe=0..48`; its values that are one placement are
+one candidate. The search (see `edge`) picks two of them. A speed that was picked for being high is
+flattered, so none of the search is published: the two meet the other arms in blocks, like any run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
 
-REACH = 4  # first bracket around the guess, in candidates
-STRIDE = 8  # how far a bracket that missed the edge moves
-NEIGHBOURS = (1, 2, 4)  # beside the edge, where a card that is nearly full may already be slower
-SLOWER = 0.015  # than the upper end of the bracket: beyond the edge
-MOST_LOADS = 10
-AGAIN = 2  # candidates measured twice, as far as loads are left
+from harness import edge, machine, placement, plan, probe
+from harness.arms import KNOBS, NUMBERS, parse_sweeps
+from harness.contract import Arm, Settings
+from harness.edge import Found, Tried
+from harness.errors import RunRefused, Unavailable, UsageError
+from harness.load import Job, run_load
+from harness.model import Model
+from harness.options import DEFAULT_ARMS, FOUND_ARMS, Options
+from harness.placement import Cell
+from harness.plan import ArmStatus, Status
+from harness.probe import Field, Progress, Watch
+from harness.record import Contender, Run, Search, SearchLoad
+from harness.registry import backend
+from harness.run import command_of, new_folder, run, run_field
 
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One load of one candidate. `value` is its log speed, None where it did not load."""
-
-    candidate: int
-    value: float | None
-    spilled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Candidates that ran, best first, and every load in order. `edge`: the last before memory is full."""
-
-    ranked: tuple[int, ...]
-    tried: tuple[Tried, ...]
-    edge: int | None
-
-    @property
-    def best(self) -> int | None:
-        return self.ranked[0] if self.ranked else None
+CHOSEN = 2  # candidates that are confirmed
+FREES_DEVICE = frozenset({"ncmoe"})  # numbers that leave more on the host as they grow; all others leave less
+AGREE = 0.05  # two loads of one placement further apart mean that the machine changed meanwhile
+TRIES = 2  # loads of one candidate until its samples are valid
 
 
-def search(count: int, guess: int, measure: Callable[[int], Tried]) -> Found:
-    """Search candidates 0 (least on the host) to `count - 1`; `guess` is the first thought to fit."""
-    tried: list[Tried] = []
+def find(options: Options, watch: Watch) -> Run:
+    """Search, then confirm, in one run folder. Raises DuelError."""
+    if options.resume:
+        return run(options, watch)
+    if options.reference or options.contrast:
+        raise UsageError("the best value found is the reference here; leave out --reference and --contrast")
+    field, sweep, over = _field(options, watch)
+    candidates, refused = _candidates(field, sweep, over)
+    others = [each for each in field.contenders if each.arm not in map(str, sweep)]
+    with new_folder(options, field) as folder:
+        prompt_tokens: dict[str, int] = {}
+        found, tried = _search(field, candidates, over, options, folder, prompt_tokens, watch)
+        chosen = [candidates[index] for index in found.ranked[:CHOSEN]]
+        if not chosen:
+            reasons = "; ".join(dict.fromkeys(f"{each.arm}: {each.status.reason}" for each in tried))
+            raise RunRefused(f"no value of {over} could be measured: {reasons}")
+        watch(Progress(f"confirming {' and '.join(each.arm for each in chosen)} with fresh loads"))
+        running = [*others, *(each for each in chosen if each not in others)]
+        confirmed = dataclasses.replace(options, arms=",".join(each.arm for each in running), reference=chosen[0].arm)
+        search = Search(
+            over=over,
+            candidates=tuple(each.arm for each in candidates),
+            refused=refused,
+            tried=tried,
+            chosen=tuple(each.arm for each in chosen),
+            elsewhere={each.arm: _elsewhere(each, others, field) for each in chosen},
+            command=command_of(options, options.seed, "find"),
+            notes=tuple(_notes(found)),
+        )
+        field = dataclasses.replace(field, contenders=tuple(running))
+        return run_field(field, confirmed, folder, prompt_tokens, watch, search)
 
-    def load(candidate: int) -> Tried:
-        tried.append(measure(candidate))
-        return tried[-1]
 
-    def known(candidate: int) -> Tried:
-        return next((each for each in tried if each.candidate == candidate), None) or load(candidate)
+# ── the candidates ──────────────────────────────────────────────────────────────────────────
 
-    def may_load() -> bool:
-        return len(tried) < MOST_LOADS - AGAIN
 
-    last = count - 1
-    guess = max(0, min(guess, last))
-    lower, upper = guess - REACH, guess + REACH
-    while may_load() and upper < last and _beyond(known(upper), known(last)):
-        lower, upper = upper, upper + STRIDE  # the whole bracket was beyond the edge
-    upper = min(upper, last)
-    if known(upper).value is None and upper == last:
-        return Found((), tuple(tried), None)
-    while may_load() and lower >= 0 and not _beyond(known(lower), known(upper)):
-        lower, upper = lower - STRIDE, lower  # and here it was all before it
-    lower = max(lower, -1)
-    while may_load() and upper - lower > 1:
-        middle = (lower + upper) // 2
-        if _beyond(known(middle), known(upper)):
-            lower = middle
+def _field(options: Options, watch: Watch) -> tuple[Field, tuple[Arm, ...], str]:
+    """The field with the sweep last, so that its values yield to the arms named beside it."""
+    given = None if options.arms == DEFAULT_ARMS else _sweep_of(options.arms)
+    model = probe.find_facts(options.model, watch)
+    others, sweep = given or _sweep_of(FOUND_ARMS.format(sweep=_whole_sweep(model)))
+    listed = ",".join(map(str, (*others, *sweep)))
+    field = probe.find_field(dataclasses.replace(options, arms=listed), watch, model=model)
+    probe.require_weights(field)
+    return field, sweep, _number_of(sweep)
+
+
+def _sweep_of(arms: str) -> tuple[tuple[Arm, ...], tuple[Arm, ...]]:
+    """The arms beside the one sweep, and those in it. Raises UsageError."""
+    groups = parse_sweeps(arms)
+    sweeps = [each for each in groups if len(each) > 1]
+    if len(sweeps) != 1:
+        raise UsageError(
+            f"a search goes over one sweep and {arms!r} has {len(sweeps)}; write for example llama-cpp@ncmoe=0..48"
+        )
+    _number_of(sweeps[0])
+    return tuple(arm for each in groups if each not in sweeps for arm in each), sweeps[0]
+
+
+def _whole_sweep(model: Model) -> str:
+    """Every placement that this model has."""
+    return f"ncmoe=0..{model.blocks}" if model.expert_layers else f"ngl=0..{model.blocks + 1}"
+
+
+def _number_of(sweep: Sequence[Arm]) -> str:
+    """The one number in which the arms of a sweep differ. Raises UsageError."""
+    names = [sweep[0].placement.kind] if len({arm.placement.n for arm in sweep}) > 1 else []
+    names += [key for key, _ in sweep[0].knobs if len({dict(arm.knobs)[key] for arm in sweep}) > 1]
+    if len(names) != 1 or (names[0] in KNOBS and names[0] not in NUMBERS):
+        raise UsageError(f"a search goes over one number, not over {' and '.join(names)}")
+    return names[0]
+
+
+def _value(arm: Arm, over: str) -> int:
+    return int(dict(arm.knobs).get(over, arm.placement.n or 0))
+
+
+def _candidates(field: Field, sweep: Sequence[Arm], over: str) -> tuple[list[Contender], tuple[str, ...]]:
+    """One contender for each placement, least on the host first, and the arms that cannot fit. Raises RunRefused."""
+    by_arm = {each.arm: each for each in field.contenders}
+    candidates: list[Contender] = []
+    refused = []
+    for arm in sorted(sweep, key=lambda arm: _value(arm, over), reverse=over not in FREES_DEVICE):
+        found = by_arm[str(arm)]
+        found = by_arm[found.status.alias_of] if found.status.alias_of is not None else found
+        if found.status.word is Status.OK:
+            candidates += [] if found in candidates else [found]
+        elif found.status.word is Status.DOES_NOT_FIT:
+            refused.append(found.arm)
         else:
-            upper = middle
-    for step in NEIGHBOURS:
-        if upper + step <= last and len(tried) < MOST_LOADS:
-            known(upper + step)
-    for candidate in _ranked(tried)[: min(AGAIN, MOST_LOADS - len(tried))]:
-        load(candidate)
-    return Found(tuple(_ranked(tried)), tuple(tried), upper)
+            raise RunRefused(f"{found.arm} cannot be searched: {found.status.reason}")
+    if not candidates:
+        raise RunRefused(probe.no_arm([by_arm[text] for text in refused]))
+    if len(candidates) == 1 and not refused:
+        raise RunRefused(
+            f"every value of {over} is one placement here ({candidates[0].placement}), so there is nothing to search; "
+            "run it as it is, or see --stand-in"
+        )
+    return candidates, tuple(refused)
 
 
-def _beyond(one: Tried, upper: Tried) -> bool:
-    """Does it fail, spill, or run slower than a candidate that leaves more on the host?"""
-    return one.value is None or one.spilled or (upper.value is not None and one.value < upper.value - SLOWER)
+def _guess(field: Field, candidates: Sequence[Contender], over: str, options: Options) -> int:
+    """The first thought: the least on the host that should fit, or the usual value of a knob."""
+    if over in KNOBS:
+        usual: Settings = probe.matched_settings(field.machine, options, has_device=True)
+        aim = getattr(usual, KNOBS[over]) or getattr(Settings(), KNOBS[over]) or 0
+        values = [abs(_value(probe.read_arm(each), over) - aim) for each in candidates]
+        return values.index(min(values))
+    free = _free_bytes(field, options)
+    spare = 0 if options.stand_in is not None else placement.TIGHT_BYTES
+    for index, each in enumerate(candidates):
+        predicted = each.predicted
+        if free is not None and predicted is not None:
+            need = predicted.device_bytes or predicted.device_weights_bytes
+            if need + spare <= free:
+                return index
+    return len(candidates) // 2 if free is None else len(candidates) - 1
 
 
-def _ranked(tried: list[Tried]) -> list[int]:
-    """Candidates that ran without spilling, by mean speed, best first."""
+def _free_bytes(field: Field, options: Options) -> int | None:
+    """Device memory that a model may take; None if nobody tells."""
+    if options.stand_in is not None:
+        return probe.stand_in_bytes(options, field.machine)
+    memory = machine.gpu_memory()
+    return sum(gpu.total_bytes - gpu.used_bytes for gpu in memory) if memory else None
+
+
+# ── the search ──────────────────────────────────────────────────────────────────────────────
+
+
+def _search(
+    field: Field,
+    candidates: Sequence[Contender],
+    over: str,
+    options: Options,
+    folder: Path,
+    prompt_tokens: dict[str, int],
+    watch: Watch,
+) -> tuple[Found, tuple[SearchLoad, ...]]:
+    """One load and one answer a candidate, in the order that `edge.search` asks for.
+
+    The first load also tells how long an answer must be for a decode window of two seconds.
+    """
+    total = probe.stand_in_bytes(options, field.machine)
+    if total is None and (memory := machine.gpu_memory()):
+        total = sum(gpu.total_bytes for gpu in memory)
+    done: list[SearchLoad] = []
+    lengths = [options.out_tokens or probe.PROBE_TOKENS]
+
+    def measure(index: int) -> Tried:
+        contender = candidates[index]
+        spent = sum(each.loads for each in done)
+        told = f"search, load {spent + 1} of {edge.MOST_LOADS} at most: {contender.arm}"
+        known_length = bool(done) or options.out_tokens is not None
+        loads, speeds, status = 0, list[float](), ArmStatus(Status.OK)
+        while not speeds and status.word in (Status.OK, Status.UNSTABLE) and loads < TRIES:
+            loads += 1
+            status, speeds = _load(field, contender, lengths[-1], options, folder, prompt_tokens, told, watch)
+            if speeds and not known_length and plan.out_tokens(max(speeds)) > lengths[-1]:
+                lengths.append(plan.out_tokens(max(speeds)))
+                speeds, known_length = [], True
+        cell = placement.fits(contender.predicted, total, loaded=status.word is not Status.DOES_NOT_FIT)
+        done.append(SearchLoad(contender.arm, status, cell.value, loads))
+        value = statistics.median(map(math.log, speeds)) if speeds else None
+        result = f"{math.exp(value):.1f} tok/s" if value is not None else str(status)
+        watch(Progress(f"{told}: {result}"))
+        return Tried(index, value, cell is Cell.SPILLED, loads)
+
+    found = edge.search(len(candidates), _guess(field, candidates, over, options), measure)
+    return found, tuple(done)
+
+
+def _load(
+    field: Field,
+    contender: Contender,
+    out_tokens: int,
+    options: Options,
+    folder: Path,
+    prompt_tokens: dict[str, int],
+    told: str,
+    watch: Watch,
+) -> tuple[ArmStatus, list[float]]:
+    """Status and decode speeds of one load. Answers of a real model may end early, so it is asked twice."""
+    assert contender.engine is not None
+    asked = 1 if field.model.answer_key is not None else 2
+    job = Job(
+        stage="search",
+        label=contender.arm,
+        arm=probe.read_arm(contender),
+        engine=contender.engine,
+        model=field.model.file,
+        settings=contender.settings,
+        tasks=(
+            probe.task(field, asked, out_tokens, options, warmup=True),
+            *(probe.task(field, index, out_tokens, options) for index in range(asked)),
+        ),
+        shared_tokens=probe.shared_tokens(field.model),
+    )
+    load, samples = run_load(
+        job,
+        folder,
+        prompt_tokens,
+        lambda text: watch(Progress(f"{told}: {text}", lasting=False)),
+        wait=not options.no_wait,
+    )
+    measured = tuple(sample for sample in samples if not sample.warmup)
+    speeds = [each.decode_tps for each in measured if each.invalid is None and each.decode_tps is not None]
+    valid = tuple(each for each in measured if each.invalid is None)
+    status = probe.after_load(contender, load, valid or measured, field.model).status
+    return status, speeds if status.word is Status.OK else []
+
+
+def _notes(found: Found) -> list[str]:
+    """What the search noticed about itself."""
     values: dict[int, list[float]] = {}
-    for each in tried:
-        if each.value is not None and not each.spilled:
+    for each in found.tried:
+        if each.value is not None:
             values.setdefault(each.candidate, []).append(each.value)
-    return sorted(values, key=lambda candidate: -math.fsum(values[candidate]) / len(values[candidate]))
+    apart = max((math.expm1(max(each) - min(each)) for each in values.values()), default=0.0)
+    if apart <= AGREE:
+        return []
+    return [f"Two loads of one candidate were {100 * apart:.0f} % apart, so the search may have picked by luck."]
+
+
+def _elsewhere(contender: Contender, others: Sequence[Contender], field: Field) -> dict[str, str]:
+    """By arm, the command that gives this placement on the other engines of the run, where they know it."""
+    arm = probe.read_arm(contender)
+    found = {}
+    for name in dict.fromkeys(probe.read_arm(each).backend for each in others):
+        twin = dataclasses.replace(arm, backend=name)
+        if name != arm.backend:
+            try:
+                backend(name).parse(str(twin))
+                found[str(twin)] = backend(name).command(twin, field.model.file, contender.settings)
+            except (UsageError, Unavailable):
+                continue
+    return found

@@ -1,4 +1,4 @@
-"""One Load: wait for a quiet machine, start the engine, warm up, measure, stop, write it all down.
+"""One Load: make the start equal, start the engine, warm up, measure, stop, write it all down.
 
 This is the unit of replication. The probe and the blocks go through the same code.
 """
@@ -6,16 +6,18 @@ This is the unit of replication. The probe and the blocks go through the same co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import gates, record, telemetry
 from harness import model as models
-from harness import record, telemetry
 from harness.contract import Arm, Engine, ModelFile, Prompt, Realised, Session, Settings
 from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable
+from harness.gates import Temperatures
 from harness.measure import Sample, measure
 from harness.plan import ArmStatus, Status
 from harness.record import LoadRecord, SampleLine
@@ -39,7 +41,7 @@ class Task:
 class Job:
     """What one load is to do, and where it stands in the plan."""
 
-    stage: str  # "probe" or "block"
+    stage: str  # "probe", "burn-in" or "block"
     label: str
     arm: Arm
     engine: Engine
@@ -50,6 +52,8 @@ class Job:
     block: int = 0
     attempt: int = 0
     position: int = 0
+    host_bytes: int | None = None  # that the engine will hold, as far as it is known before
+    available_bytes: int | None = None  # of memory, before any load; None: the page cache is left as it is
 
     def name_start(self) -> str:
         """An id for one start of this job; a run that is continued may start the same job again."""
@@ -58,13 +62,23 @@ class Job:
 
 
 def run_load(
-    job: Job, folder: Path, prompt_tokens: dict[str, int], tell: Tell, *, wait: bool
+    job: Job,
+    folder: Path,
+    prompt_tokens: dict[str, int],
+    tell: Tell,
+    *,
+    wait: bool,
+    starts: Sequence[Temperatures] = (),
 ) -> tuple[LoadRecord, tuple[Sample, ...]]:
     """Do the job and write it into the run folder; an engine's failure is part of the record.
 
     `prompt_tokens` by prompt id is what every arm must see; counts that are new go into it.
-    The engine is gone when this returns or raises.
+    `starts` is how hot it was when earlier loads began. The engine is gone when this returns or raises.
     """
+    cache = None
+    if job.available_bytes is not None:
+        cache = gates.read_ahead(job.model.shards, job.host_bytes, job.available_bytes, say=tell)
+    thermal = gates.wait_until_cool(starts, gates.COOL_S if wait else 0.0, say=tell)
     quiet = telemetry.wait_until_quiet(say=tell) if wait else None
     baseline = quiet.gpu_used_bytes if quiet else None
     started = time.time()
@@ -85,6 +99,7 @@ def run_load(
                     record.append(folder, SampleLine(load=load_id, sample=sample))
                     if death := session.death():
                         raise Crashed(death)
+                thermal = dataclasses.replace(thermal, end=gates.temperatures())
                 realised = session.realised()
                 digest = _digest(realised.weights, job.model)
         except Unavailable as error:
@@ -108,6 +123,8 @@ def run_load(
         telemetry=watcher.summary(),
         quiet=quiet,
         settled=settled,
+        cache=cache,
+        thermal=thermal,
     )
     record.append(folder, done)
     return done, tuple(samples)

@@ -33,6 +33,10 @@ CPU_FLAGS = (  # that inference kernels look for
 UNIFIED = re.compile(r"\b(GB10|N1X?|Orin|Thor|Xavier|Tegra\w*)\b")  # the GPU has no memory of its own
 LEAST_GPU_BYTES = 256 << 20  # a smaller total is a carve-out or a sentinel, never a card
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+CPU_SENSORS = {  # chip, and how the label of a whole package begins, as Linux names them
+    "coretemp": "Package", "k10temp": "Tctl", "zenpower": "Tdie", "cpu_thermal": "", "soc_thermal": "",
+}  # fmt: skip
+MOST_CELSIUS = 130  # no chip survives it, so it is not measured
 THROTTLES = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 
 
@@ -63,23 +67,26 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Cores and memory are those that this process may use: affinity and cgroup limits count."""
+    """Cores and memory are those that this process may use: affinity and cgroup limits count.
 
-    cpu: str
-    physical_cores: int
-    logical_cores: int
-    memory_bytes: int
-    available_bytes: int
+    `read` knows all that has no default here; of a run that was taken over from elsewhere it may be None.
+    """
+
+    cpu: str | None
+    physical_cores: int | None
+    logical_cores: int | None
+    memory_bytes: int | None
+    available_bytes: int | None
     swap_bytes: int | None = None
     last_level_cache_bytes: int | None = None  # of all sockets that we run on
     numa_nodes: int | None = None
     cpu_flags: tuple[str, ...] | None = None  # those that inference kernels look for
     governor: str | None = None
     on_ac_power: bool | None = None
-    system: str
-    kernel: str
+    system: str | None
+    kernel: str | None
     libc: str | None = None
-    python: str
+    python: str | None
     gpus: tuple[Gpu, ...] = ()  # those that NVML answers for
     visible_gpus: tuple[str, ...] = ()  # vendors of all GPUs that the system shows, usable or not
     wsl: bool = False
@@ -343,6 +350,30 @@ def gpu_throttles() -> frozenset[str] | None:
     ]
     bits = [answer for answer in answers if answer is not None]
     return frozenset(word for bit, word in THROTTLES.items() if any(each & bit for each in bits)) if bits else None
+
+
+def gpu_celsius() -> float | None:
+    """Of the hottest GPU; None where no driver tells."""
+    answers = (_real(ask("nvmlDeviceGetTemperature", handle, 0), 1) for handle in _handles())  # 0: the chip
+    return _hottest(answer for answer in answers if answer is not None)
+
+
+def cpu_celsius() -> float | None:
+    """Of the hottest CPU package; None where the system shows no such sensor (most virtual machines, macOS)."""
+    sensors: dict[str, Any] = {}
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # absent on some systems
+        sensors = psutil.sensors_temperatures()
+    return _hottest(
+        each.current
+        for chip, label in CPU_SENSORS.items()
+        for each in sensors.get(chip, ())
+        if each.label.startswith(label) and each.current is not None
+    )
+
+
+def _hottest(celsius: Iterable[float]) -> float | None:
+    """A sensor that is not there reads 0 or an absurd figure."""
+    return max((each for each in celsius if 0 < each < MOST_CELSIUS), default=None)
 
 
 def _gpu_bytes(handle: Any, name: str) -> tuple[int, int] | None:

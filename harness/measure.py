@@ -312,6 +312,10 @@ def _receive(request: Request, clock: Callable[[], int], timeouts: Timeouts) -> 
     """Connect, send, and stamp each line; parse none."""
     url = urlsplit(request.url)
     host, port = url.hostname or "127.0.0.1", url.port or 80
+    try:
+        message = _message(request, host, port)
+    except http.client.HTTPException as error:
+        return _Stream(clock(), fault=f"no such request can be sent: {error}")
     began_ns = clock()
     try:
         sock = socket.create_connection((host, port), timeouts.connect_s)
@@ -319,14 +323,10 @@ def _receive(request: Request, clock: Callable[[], int], timeouts: Timeouts) -> 
         return _Stream(began_ns, fault=f"no connection to {host}:{port}: {error}")
     with sock, _undisturbed():
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = http.client.HTTPConnection(host, port)
-        connection.sock = sock
-        target = url.path + (f"?{url.query}" if url.query else "")
-        headers = dict(request.headers)
         wire = _Wire(sock, clock, timeouts)
         stream = _Stream(wire.sent_ns, connect_ns=wire.sent_ns - began_ns)
         try:
-            connection.request("POST", target, request.body, headers)
+            sock.sendall(message)
             response = http.client.HTTPResponse(cast("socket.socket", wire), method="POST")
             response.begin()
             stream.status = response.status
@@ -339,6 +339,26 @@ def _receive(request: Request, clock: Callable[[], int], timeouts: Timeouts) -> 
             stream.fault = f"the stream broke off after {len(stream.lines)} lines ({type(error).__name__})"
         stream.end_ns = clock() - wire.sent_ns
     return stream
+
+
+def _message(request: Request, host: str, port: int) -> bytes:
+    """The whole request in one piece: two would wake the engine twice, and be written on the engine's time."""
+    url = urlsplit(request.url)
+    connection, kept = http.client.HTTPConnection(host, port), _Kept()
+    connection.sock = cast("socket.socket", kept)
+    target = url.path + (f"?{url.query}" if url.query else "")
+    connection.request("POST", target, request.body, dict(request.headers))
+    return b"".join(kept.parts)
+
+
+class _Kept:
+    """Stands for a socket, and keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def sendall(self, data: bytes) -> None:
+        self.parts.append(data)
 
 
 @contextlib.contextmanager

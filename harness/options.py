@@ -17,6 +17,7 @@ from typing import Any
 from harness.errors import UsageError, nearest
 
 DEFAULT_ARMS = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"
+FOUND_ARMS = "ollama,llama-cpp,llama-cpp@{sweep}"  # of `find`, which fills in what this model has
 LEAST_TOKENS = 8  # of an answer
 LEAST_PERCENT = 0.5  # of a margin; less is a share that was meant as a percentage
 WHOLE = "all"  # a stand-in device that is as large as the machine's memory
@@ -148,6 +149,9 @@ class Options:
     allow_remote: bool = _option(False, _flag, "allow servers and models that are not on this machine", "", "1")
     resume: str | None = _option(None, _text, "go on with the run in this folder", "DIR")
     out: str = _option("runs", _text, "where run folders are made (runs)", "DIR")
+    fail_on_regression: str | None = _option(
+        None, _text, "fail if an arm lost more than the margin since the run in this folder", "RUN"
+    )
 
 
 def names() -> tuple[str, ...]:

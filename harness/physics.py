@@ -218,7 +218,7 @@ def host_probe(machine: Machine, folder: Path | None = None) -> HostProbe | None
     size = probe_bytes(machine)
     if size is None:
         return None
-    found = probe(size, machine.physical_cores)
+    found = probe(size, machine.physical_cores or 1)
     if found.foreign_cores is None or found.foreign_cores <= telemetry.FOREIGN_CORES:
         with contextlib.suppress(OSError):  # a read-only home costs time, not the run
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,7 +231,7 @@ def host_probe(machine: Machine, folder: Path | None = None) -> HostProbe | None
 def probe_bytes(machine: Machine) -> int | None:
     """Size of the probe arrays: well above the caches, at most 1 GiB and a quarter of what is available."""
     cache = machine.last_level_cache_bytes or 0
-    size = min(max(2 * CACHES * cache, SMALLEST_BYTES), LARGEST_BYTES, machine.available_bytes // 4)
+    size = min(max(2 * CACHES * cache, SMALLEST_BYTES), LARGEST_BYTES, (machine.available_bytes or 0) // 4)
     return size if size >= max(LEAST_CACHES * cache, SMALLEST_BYTES // 4) else None
 
 

@@ -112,7 +112,8 @@ class Plan:
         _check(set(named) <= set(labels), "a contrast names an arm that it does not have")
         _check(self.twin is None or (self.twin in labels and self.twin not in named), "its twin is no arm of its own")
         _check(all(a != b for a, b in self.contrasts), "a contrast compares an arm with itself")
-        _check(self.max_blocks >= 2 and self.max_blocks % 2 == 0, "its blocks are no whole pairs")
+        pairs = self.max_blocks >= 2 and self.max_blocks % 2 == 0
+        _check(pairs or self.max_blocks == 1, "its blocks are no whole pairs")  # one alone claims nothing
         _check(all(n % 2 == 0 and n >= verdict.FEWEST_BLOCKS for n in self.looks), "a look is not after a whole pair")
         _check(
             self.looks == tuple(sorted(set(self.looks))) and (self.looks or (self.max_blocks,))[-1] == self.max_blocks,

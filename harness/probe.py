@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import baseline, placement, plan, process, prompts, synth
 from harness import machine as machines
 from harness import model as models
-from harness import placement, plan, process, prompts, synth
 from harness.arms import apply_knobs, parse_arms
 from harness.contract import Arm, Engine, Settings
 from harness.errors import ModelError, RunRefused, Unavailable
@@ -65,16 +65,14 @@ class Field:
 # ── the field: model, engines, placements ───────────────────────────────────────────────────
 
 
-def find_field(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Field:
-    """Read the model, find every engine, merge equal placements. Raises DuelError."""
+def find_field(options: Options, watch: Watch, *, model: Model | None = None, merge_aliases: bool = True) -> Field:
+    """Read the model unless it is given, find every engine, merge equal placements. Raises DuelError."""
     ended = process.end_leftovers()
     if ended:
         watch(Progress(f"ended {len(ended)} processes that a killed run had left: {', '.join(map(str, ended))}"))
     machine = machines.read()
     arms = parse_arms(options.arms)
-    path = find_model(options.model, watch)
-    watch(Progress(f"reading {path.name}"))
-    model = models.load(path)
+    model = model or find_facts(options.model, watch)
     engines = find_engines(arms, options)
     contenders = tuple(_contender(arm, engines[arm.backend], model, machine, options) for arm in arms)
     return Field(
@@ -90,6 +88,13 @@ def require_weights(field: Field) -> None:
     """A model that is only a header cannot be loaded. Raises RunRefused."""
     if field.model.header_only:
         raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
+
+
+def find_facts(ref: str | None, watch: Watch) -> Model:
+    """The facts of a model reference; reading it takes a while once. Raises ModelError."""
+    path = find_model(ref, watch)
+    watch(Progress(f"reading {path.name}"))
+    return models.load(path)
 
 
 def find_model(ref: str | None, watch: Watch) -> Path:
@@ -154,7 +159,7 @@ def matched_settings(machine: Machine, options: Options, has_device: bool) -> Se
         )
     return Settings(
         context=options.context,
-        threads=1 if stand_in is not None else max(1, machine.physical_cores - 1),
+        threads=1 if stand_in is not None else max(1, (machine.physical_cores or 1) - 1),
         flash_attention="off" if stand_in is not None else "on",
         load_mode="auto" if has_device and stand_in is None else "none",
         stand_in_bytes=stand_in,
@@ -251,7 +256,7 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
             )
             if load.failure is not None or all(sample.invalid is None for sample in samples):
                 break
-        contenders[index] = contender = _after_probe(contender, load, samples, field.model)
+        contenders[index] = contender = after_load(contender, load, samples, field.model)
         if contender.status.word is Status.OK:
             sample = samples[-1]
             load_s = (load.realised and load.realised.load_s) or 0.0
@@ -260,7 +265,8 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
         raise RunRefused(no_arm(contenders))
     contenders = _name_noops(contenders)
     running = {arm: each for arm, each in seen.items() if _status(contenders, arm) is Status.OK}
-    out_tokens = options.out_tokens or plan.out_tokens(max(each.decode_tps for each in running.values()))
+    same = baseline.out_tokens(options)
+    out_tokens = options.out_tokens or same or plan.out_tokens(max(each.decode_tps for each in running.values()))
     _check_context(options, out_tokens, prompt_tokens)
     pool: tuple[int, ...] | None = None
     notes: list[str] = []
@@ -337,7 +343,7 @@ def task(field: Field, index: int, out_tokens: int, options: Options, *, warmup:
     return Task(prompt, out_tokens, warmup, field.prompts.expected(field.model, prompt, out_tokens))
 
 
-def _after_probe(contender: Contender, load: LoadRecord, samples: tuple[Sample, ...], model: Model) -> Contender:
+def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ...], model: Model) -> Contender:
     """The contender with what was seen, and the status that follows from it."""
     if load.failure is not None:
         return dataclasses.replace(contender, status=load.failure)
@@ -346,7 +352,7 @@ def _after_probe(contender: Contender, load: LoadRecord, samples: tuple[Sample, 
     contender = dataclasses.replace(contender, realised=realised, weights_digest=digest)
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:
-        return dataclasses.replace(contender, status=ArmStatus(Status.UNSTABLE, f"its probe failed twice: {broken}"))
+        return dataclasses.replace(contender, status=ArmStatus(Status.UNSTABLE, f"its samples are invalid: {broken}"))
     if any(sample.output_ok is False for sample in samples):
         return dataclasses.replace(contender, status=ArmStatus(Status.VOID, WRONG))
     if digest is not None and digest != model.file.digest:

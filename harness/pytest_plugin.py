@@ -19,10 +19,11 @@ import harness
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from harness import Comparison, Row
+    from harness import Changes, Comparison, Row
 
 OPTIONS = pytest.StashKey["harness.Options"]()
 DUEL = pytest.StashKey["harness.Comparison | Exception"]()
+CHANGES = pytest.StashKey["harness.Changes | None"]()
 
 
 class ReplayClock:
@@ -98,7 +99,9 @@ def duel(request: pytest.FixtureRequest) -> Comparison:
     if DUEL not in stash:
         with _uncaptured(request.config), harness.show_progress() as watch:
             try:
-                stash[DUEL] = harness.duel(_options(request.config), watch)
+                comparison = harness.duel(_options(request.config), watch)
+                stash[CHANGES] = harness.changes_since_baseline(comparison)
+                stash[DUEL] = comparison
             except (harness.DuelError, OSError) as error:
                 stash[DUEL] = error
     result = stash[DUEL]
@@ -120,13 +123,15 @@ def _uncaptured(config: pytest.Config) -> Iterator[None]:
 
 
 @pytest.fixture
-def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture) -> Any:
+def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture, pytestconfig: pytest.Config) -> Any:
     """`replay("decode")` hands the arm's loads to pytest-benchmark, one round each."""
 
     def hand_over(metric: str) -> None:
         row = duel.row(arm)
         rounds = row.rounds(metric)
+        problem = _problem(pytestconfig.stash.get(CHANGES, None), arm)
         if not rounds:
+            assert problem is None, problem
             pytest.skip(row.why_not or f"no load of {arm} has a valid {metric} value")
         benchmark.extra_info.update(_facts(row))
         waiting = iter(rounds)
@@ -134,8 +139,19 @@ def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture) -> Any:
             lambda: CLOCK.advance(next(waiting)), rounds=len(rounds), iterations=1
         )
         assert duel.state.word != "RED", "this run ranks nothing: " + "; ".join(duel.state.reasons)
+        assert problem is None, problem
 
     return hand_over
+
+
+def _problem(changes: Changes | None, arm: str) -> str | None:
+    """Why this arm does not pass --duel-fail-on-regression, in a sentence: it lost speed, or nothing can be told."""
+    if changes is None:
+        return None
+    if not changes.decided:
+        return harness.undecided(changes)
+    lost = (each for each in changes.changes if each.arm == arm and each.regression)
+    return next(map(harness.change_sentence, lost), None)
 
 
 def _facts(row: Row) -> dict[str, Any]:
@@ -149,3 +165,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     terminalreporter.section("llamaduel")
     terminalreporter.write_line(harness.table(result))
+    changes = config.stash.get(CHANGES, None)
+    if changes is not None:
+        terminalreporter.section("llamaduel: since the baseline")
+        terminalreporter.write_line(harness.changes_table(changes))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.contract import Engine, Realised, Settings
 from harness.errors import RunRefused
+from harness.gates import PageCache, Thermal
 from harness.machine import Machine
 from harness.measure import Sample
 from harness.placement import Predicted
@@ -44,6 +45,12 @@ class Contender:
     weights_digest: str | None = None  # of the file that this engine loaded
     realised: Realised | None = None  # as the probe saw it
 
+    @property
+    def device_kinds(self) -> frozenset[str]:
+        """Kinds of the devices that the engine sees: CUDA, Vulkan, RPC; empty where it does not say."""
+        devices = self.engine.devices if self.engine else ()
+        return frozenset(device.name.rstrip("0123456789") for device in devices)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -62,6 +69,30 @@ class ModelFacts:
     has_answer_key: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SearchLoad:
+    """One candidate of a search as it was tried. Its speed is in the samples and in no report."""
+
+    arm: str
+    status: ArmStatus
+    cell: str  # how it sat in device memory: FITS, TIGHT, SPILLED, DOES_NOT_FIT or UNKNOWN
+    loads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How the arms of a run were picked: the values of one number, tried one load each."""
+
+    over: str  # "ncmoe", "ngl", "ub"
+    candidates: tuple[str, ...]  # one arm for each placement, least on the host first
+    refused: tuple[str, ...]  # values that cannot fit and were not tried
+    tried: tuple[SearchLoad, ...]  # in order
+    chosen: tuple[str, ...]  # best first
+    elsewhere: dict[str, dict[str, str]]  # of each chosen arm, what gives the same placement on another engine
+    command: str  # repeats the search
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """`run.json`. The plan holds no private fact, and `plan_digest` is over it alone."""
@@ -77,11 +108,12 @@ class Header:
     command: str
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    search: Search | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRecord:
-    """One engine start. `stage` is probe or block; probes are never analysed."""
+    """One engine start. `stage` is search, probe, burn-in or block; only blocks are analysed."""
 
     id: str
     stage: str
@@ -98,6 +130,8 @@ class LoadRecord:
     telemetry: Telemetry | None = None
     quiet: Quiet | None = None
     settled: Settled | None = None
+    cache: PageCache | None = None
+    thermal: Thermal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +213,16 @@ def repair(folder: Path) -> None:
             os.truncate(path, text.rfind(b"\n") + 1)
 
 
+def exists(folder: Path) -> bool:
+    """Whether a run has begun here: its header is written."""
+    return (folder / HEADER).exists()
+
+
 def create(folder: Path, header: Header) -> None:
     """Make the folder and write its header, synced. Raises RunRefused, also if it holds a run already."""
     text = json.dumps(to_json(header), indent=1, ensure_ascii=False) + "\n"
     with _refusing(folder, "written", "free some room, or name another folder with --out"):
-        if (folder / HEADER).exists():
+        if exists(folder):
             raise RunRefused(
                 f"{folder} holds a run already; go on with it by --resume {folder}, or name another folder"
             )

@@ -12,10 +12,15 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from harness.compare import Change, Changes, Comparison, Row, parity
+from harness.changes import Change, Changes
+from harness.compare import Comparison, Row, parity
+from harness.differences import Difference
+from harness.gates import BAND_C, Temperatures
 from harness.plan import Status
+from harness.record import LoadRecord
 from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval
 
@@ -39,9 +44,14 @@ def markdown(text: object) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def shell(command: str) -> str:
+    """A command as it is pasted: its lines stay, nothing in them moves a terminal."""
+    return "\n".join(plain(line) for line in command.splitlines())
+
+
 def fenced(text: str) -> str:
     """A block of shell that its content cannot end."""
-    inner = "\n".join(plain(line) for line in text.splitlines())
+    inner = shell(text)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", inner)), default=0))
     return f"{fence}sh\n{inner}\n{fence}"
 
@@ -100,12 +110,27 @@ def answer(comparison: Comparison) -> str:
     state = comparison.state
     if state.word == "RED":
         said = f"This run ranks nothing. {state.reasons[0]}"
+    elif comparison.header.search is not None:
+        said = " ".join([_best(comparison), *_claims(comparison)])
     else:
         said = " ".join(_claims(comparison)) or _nothing_to_compare(comparison)
     engines = dict.fromkeys(row.engine for row in comparison.rows if row.engine and row.loads)
     stand_in = any(each.settings.stand_in_bytes is not None for each in comparison.header.contenders)
     label = " Stand-in device: placement is real, speed says nothing about a GPU." if stand_in else ""
     return f"{said} Measured with {' and '.join(map(str, engines)) or 'no engine'}.{label}"
+
+
+def _best(comparison: Comparison) -> str:
+    """What a search came to, by what was confirmed."""
+    search = comparison.header.search
+    assert search is not None
+    among = f"{len(search.candidates)} placements" if len(search.candidates) > 1 else "one placement"
+    if not comparison.best:
+        return f"Picked by a search over {search.over} ({among}): {' and '.join(search.chosen)}."
+    names = " and ".join(row.arm for row in comparison.best)
+    if len(comparison.best) == 1:
+        return f"The best of {among} by {search.over} is {names}."
+    return f"The best of {among} by {search.over} are {names}, which are not told apart."
 
 
 def _claims(comparison: Comparison) -> list[str]:
@@ -147,10 +172,10 @@ def _nothing_to_compare(comparison: Comparison) -> str:
     return f"{row.arm} decodes at {spread(row.decode_tps)} tok/s; no other arm could be compared with it.{also}"
 
 
-def unfinished(comparison: Comparison) -> str:
+def unfinished(comparison: Comparison, folder: object) -> str:
     """What to do about a run that was stopped."""
     done = count(comparison.blocks_run, "block")
-    return f"Stopped after {done}; go on with `llamaduel run --resume {comparison.run.folder}`"
+    return f"Stopped after {done}; go on with `llamaduel run --resume {folder}`"
 
 
 def count(number: int, noun: str) -> str:
@@ -199,6 +224,20 @@ MAY_VANISH = frozenset({"VRAM", "on device", "on host", "RSS", "load", "TTFT"})
 NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "prefill tok/s", "placement", "on device")
 WIDE = 200  # a file or a pipe has no width: nothing is left out
 NOTHING = ({NONE}, {"0 B"}, {NONE, "0 B"})
+
+
+def _not_counted(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """What is in the samples and in no number: how many of a kind, and each reason with its arm."""
+    rows = _rows(comparison)
+    kinds = {
+        "invalid sample": [(row.arm, row.invalid_reasons) for row in rows],
+        "failed load": [(row.arm, row.failed_loads) for row in rows],
+    }
+    return [
+        (count(total, kind), [f"{times} × {arm}: {why}" for arm, reasons in found for why, times in reasons.items()])
+        for kind, found in kinds.items()
+        if (total := sum(times for _, reasons in found for times in reasons.values()))
+    ]
 
 
 def _rows(comparison: Comparison) -> list[Row]:
@@ -250,7 +289,8 @@ def table(comparison: Comparison, width: int | None = None) -> str:
         fitting or draw(NARROW_DROPS, 20),
         *(textwrap.fill(line, width, subsequent_indent="  ") for line in _footer(comparison)),
     ]
-    return "\n\n".join(paragraphs[:2]) + "\n\n" + "\n".join(paragraphs[2:])
+    paste = [f"To run {plain(arm)} by hand:\n{shell(command)}" for arm, command in best_commands(comparison)]
+    return "\n\n".join([*paragraphs[:2], "\n".join(paragraphs[2:]), *paste])
 
 
 def _footer(comparison: Comparison) -> list[str]:
@@ -277,12 +317,9 @@ def _footer(comparison: Comparison) -> list[str]:
         lines.append(f"Settings cannot be read back from {', '.join(mute)}.")
     else:
         lines.append("Settings as read back from the engines are equal on all arms.")
-    invalid = [(row.arm, why, times) for row in _rows(comparison) for why, times in row.invalid_reasons.items()]
-    if invalid:
-        told = "; ".join(f"{times} × {arm}: {why}" for arm, why, times in invalid)
-        lines.append(f"{count(sum(times for _, _, times in invalid), 'invalid sample')}: {told}")
+    lines += [f"{kind}: {'; '.join(reasons)}" for kind, reasons in _not_counted(comparison)]
     if not comparison.finished:
-        lines.append(unfinished(comparison))
+        lines.append(unfinished(comparison, comparison.run.folder))
     lines.append(f"Run folder: {comparison.run.folder}   plan {comparison.header.plan_digest[:16]}")
     return [plain(line) for line in lines]
 
@@ -306,7 +343,10 @@ def report(comparison: Comparison) -> str:
                 _table(*_grid(comparison)),
                 "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different "
                 "questions: compare arms by their ratio only.",
+                *_verdicts(comparison),
                 *_failures(comparison),
+                *_left_out(comparison),
+                *_search(comparison),
                 "## Where the weights were",
                 _placements(comparison),
                 "## Settings, as the engines read them back",
@@ -340,6 +380,8 @@ def _table(headers: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
 
 def _paste(comparison: Comparison) -> list[str]:
     """The command of the fastest arm, where the verdicts say that there is one."""
+    if comparison.best:
+        return _paste_best(comparison)
     others = [row for row in comparison.rows if row.contrast is not None]
     ahead = [row for row in others if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio > 1]
     behind = [row for row in others if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio < 1]
@@ -352,6 +394,43 @@ def _paste(comparison: Comparison) -> list[str]:
         "The reference is the fastest arm here" if best.is_reference else "The arm farthest ahead of the reference here"
     )
     return [f"{words}, {code(best.arm)}, by hand:", fenced(best.command)]
+
+
+def _paste_best(comparison: Comparison) -> list[str]:
+    """What a search found, ready to paste: on its engine, and on the others that can be told so."""
+    return [
+        text for arm, command in best_commands(comparison) for text in (f"To run {code(arm)} by hand:", fenced(command))
+    ]
+
+
+def best_commands(comparison: Comparison) -> list[tuple[str, str]]:
+    """Arm and command: of the best that a search found, then the same placement on other engines."""
+    search = comparison.header.search
+    if search is None or not comparison.best or comparison.best[0].command is None:
+        return []
+    best = comparison.best[0]
+    return [(best.arm, best.command or ""), *search.elsewhere.get(best.arm, {}).items()]
+
+
+def _search(comparison: Comparison) -> list[str]:
+    """How the arms were picked. Speeds of a search are picked for being high, so none is shown."""
+    search = comparison.header.search
+    if search is None:
+        return []
+    rows = [
+        (number, each.arm, each.status, each.cell, each.loads if each.loads > 1 else 1)
+        for number, each in enumerate(search.tried, 1)
+    ]
+    told = [
+        f"{count(len(search.candidates), 'placement')} by {code(search.over)}, one candidate each, searched in "
+        f"{count(sum(each.loads for each in search.tried), 'load')}. The search only picks: its speeds are in the "
+        "samples and are no result.",
+        _table(("try", "arm", "outcome", "device memory", "loads"), rows),
+        f"Confirmed with fresh loads: {' and '.join(map(code, search.chosen))}.",
+    ]
+    if search.refused:
+        told.append(f"Not tried, for they cannot fit: {', '.join(map(code, search.refused))}.")
+    return ["## How the placement was found", *told, *map(markdown, search.notes), fenced(search.command)]
 
 
 def _by_hand(comparison: Comparison) -> list[str]:
@@ -388,12 +467,105 @@ def _integrity(comparison: Comparison) -> str:
             else NONE,
         ),
         ("invalid samples", str(sum(row.invalid_samples for row in _rows(comparison)))),
-        ("finished", "yes" if comparison.finished else unfinished(comparison)),
+        *_between_loads(comparison),
+        ("finished", "yes" if comparison.finished else unfinished(comparison, comparison.run.folder.resolve().name)),
         ("output", _outputs(comparison)),
         ("plan, hashed before block 1", header.plan_digest),
         ("weights digest", header.model.digest),
     ]
     return _table(("check", "result"), rows)
+
+
+def _between_loads(comparison: Comparison) -> list[tuple[str, str]]:
+    """What each load found as it began, one line a gate."""
+    loads = [load for load in comparison.run.loads if load.stage == "block"]
+    burnt = [load for load in comparison.run.loads if load.stage == "burn-in"]
+    rows = [
+        ("burn-in, not analysed", f"{count(len(burnt), 'load')} of {burnt[0].arm}{_heat(burnt)}") if burnt else None,
+        ("quiet machine before a load", _quiet(loads)),
+        ("memory after a load", _memory_after(comparison.run.loads)),
+        ("page cache before a load", _page_cache(loads)),
+        ("temperature as a load began", _temperature(loads)),
+    ]
+    return [row for row in rows if row is not None]
+
+
+def _quiet(loads: Sequence[LoadRecord]) -> str:
+    found = [load.quiet for load in loads if load.quiet is not None]
+    if not found:
+        return "not waited for"
+    busy, unknown = sum(each.quiet is False for each in found), sum(each.quiet is None for each in found)
+    parts = [f"waited {_span([each.waited_s for each in found])} s"]
+    parts += [f"still busy before {busy} of {count(len(found), 'load')}"] if busy else []
+    parts += [f"not known before {unknown} of {count(len(found), 'load')}"] if unknown else []
+    return ", ".join(parts)
+
+
+def _memory_after(loads: Sequence[LoadRecord]) -> str:
+    """Of all loads, probes too: the one after them began with what they left."""
+    known = [load.settled for load in loads if load.settled is not None]
+    if not known:
+        return NONE
+    bad = [each for each in known if not each.settled]
+    if not bad:
+        gpu = any(each.over_bytes is not None for each in known)
+        return "every engine that was started is gone" + (", GPU memory back at its baseline" if gpu else "")
+    left = max((each.over_bytes for each in bad if each.over_bytes is not None), default=None)
+    held = max((each.rss_bytes for each in bad if each.rss_bytes is not None), default=None)
+    most = [f"{memory(size)} of the {where}" for size, where in ((left, "GPU"), (held, "host")) if size is not None]
+    after = [
+        f"block {load.block} {load.arm}"
+        for earlier, load in pairwise(loads)
+        if load.stage == "block" and earlier.settled is not None and not earlier.settled.settled
+    ]
+    return (
+        f"memory did not come back after {len(bad)} of {count(len(known), 'load')}"
+        + (f" (at most {', '.join(most)})" if most else "")
+        + (f"; what began so: {', '.join(after)}" if after else "")
+    )
+
+
+def _page_cache(loads: Sequence[LoadRecord]) -> str:
+    found = [load.cache for load in loads if load.cache is not None]
+    read, skipped = [each for each in found if each.skipped is None], [each for each in found if each.skipped]
+    shares = [each.resident for each in read if each.resident is not None]
+    parts = []
+    if read:
+        whole = f", {_span([int(100 * share) for share in shares])} % of it in memory" if shares else ""
+        parts.append(f"model read before {len(read)} of {count(len(loads), 'load')}{whole}")
+    if skipped:
+        reasons = "; ".join(dict.fromkeys(each.skipped for each in skipped if each.skipped))
+        parts.append(f"left as it was before {len(skipped)} of {count(len(loads), 'load')}: {reasons}")
+    return "; ".join(parts) or NONE
+
+
+def _temperature(loads: Sequence[LoadRecord]) -> str:
+    found = [load.thermal for load in loads if load.thermal is not None]
+    begun = _degrees([each.start for each in found])
+    if not begun:
+        return NONE
+    waited = [each.waited_s for each in found]
+    parts = [*begun, *([f"waited {_span(waited)} s to cool"] if any(waited) else [])]
+    outside = sum(each.within is False for each in found)
+    parts += [f"{outside} of {count(len(found), 'load')} began outside the band of ±{BAND_C:.0f} °C"] if outside else []
+    return ", ".join(parts)
+
+
+def _heat(loads: Sequence[LoadRecord]) -> str:
+    ended = _degrees([load.thermal.end for load in loads if load.thermal is not None])
+    return "".join(f", {each}" for each in ended)
+
+
+def _degrees(found: Sequence[Temperatures]) -> list[str]:
+    sensors = {"GPU": [each.gpu_c for each in found], "CPU": [each.cpu_c for each in found]}
+    known = {name: [each for each in values if each is not None] for name, values in sensors.items()}
+    return [f"{name} {_span(values)} °C" for name, values in known.items() if values]
+
+
+def _span(values: Sequence[float]) -> str:
+    """Whole numbers: "0–3", or "3" where all are equal."""
+    least, most = f"{min(values):.0f}", f"{max(values):.0f}"
+    return least if least == most else f"{least}–{most}"
 
 
 def _outputs(comparison: Comparison) -> str:
@@ -404,6 +576,39 @@ def _outputs(comparison: Comparison) -> str:
     return f"WRONG on {', '.join(wrong)}" if wrong else "every answer was the known one, on every arm"
 
 
+def _verdicts(comparison: Comparison) -> list[str]:
+    """Each declared comparison whole: what was shown, what could have been, and what hangs on one pair of blocks."""
+    judgement, drawn = comparison.judgement, comparison.header.plan
+    texts = {arm.label: arm.text for arm in drawn.arms}
+    found = [
+        (texts[a], texts[b], contrast, judgement.left_out[a, b]) for (a, b), contrast in judgement.contrasts.items()
+    ]
+    if judgement.twin is not None:
+        found.append((f"{texts[drawn.reference]} (twin)", texts[drawn.reference], judgement.twin.contrast, None))
+    if not found:
+        return []
+    rows = [
+        (
+            contrast.sentence(a, b),
+            contrast.level,
+            NONE if contrast.attained_margin is None else percent(contrast.attained_margin),
+            NONE if contrast.detectable is None else percent(contrast.detectable),
+            contrast.blocks_needed or NONE,
+            NONE if out is None else f"{out.low:.3f}–{out.high:.3f}",
+        )
+        for a, b, contrast, out in found
+    ]
+    headers = (
+        "verdict",
+        "interval at",
+        "same within",
+        "found in 4 of 5 such runs",
+        f"blocks that find {percent(drawn.margin)}",
+        "ratio without any one pair of blocks",
+    )
+    return ["Each comparison that was declared before the run:", _table(headers, rows)]
+
+
 def _failures(comparison: Comparison) -> list[str]:
     """Arms without numbers, and why."""
     rows = [row for row in comparison.rows if row.status.word is not Status.OK]
@@ -412,6 +617,14 @@ def _failures(comparison: Comparison) -> list[str]:
     return [
         "Arms without numbers of their own:",
         "\n".join(f"- {code(row.arm)}: {markdown(status_of(row))}" for row in rows),
+    ]
+
+
+def _left_out(comparison: Comparison) -> list[str]:
+    return [
+        text
+        for kind, reasons in _not_counted(comparison)
+        for text in (f"{kind}, in the samples and in no number:", "\n".join(f"- {markdown(why)}" for why in reasons))
     ]
 
 
@@ -503,11 +716,11 @@ def _machine(comparison: Comparison) -> str:
     machine = comparison.header.machine
     gpus = ", ".join(f"{gpu.name}, driver {gpu.driver or NONE}" for gpu in machine.gpus)
     rows: list[tuple[str, object]] = [
-        ("CPU", f"{machine.cpu}, {machine.physical_cores} cores"),
+        ("CPU", f"{machine.cpu or NONE}, {machine.physical_cores or NONE} cores"),
         ("memory", memory(machine.memory_bytes)),
         ("GPU", gpus or "none that NVML answers for"),
-        ("system", f"{machine.system}, kernel {machine.kernel}, {machine.libc or NONE}"),
-        ("Python", machine.python),
+        ("system", f"{machine.system or NONE}, kernel {machine.kernel or NONE}, {machine.libc or NONE}"),
+        ("Python", machine.python or NONE),
     ]
     notes = "\n".join(f"- {markdown(note)}" for note in comparison.header.notes)
     return _table(("part", "fact"), rows) + (f"\n\n{notes}" if notes else "")
@@ -524,6 +737,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "reasons": list(comparison.state.reasons),
         "answer": plain(answer(comparison)),
         "plan_digest": comparison.header.plan_digest,
+        "best": [row.arm for row in comparison.best],
+        "commands": dict(best_commands(comparison)),
         "arms": [row_json(row) for row in comparison.rows],
     }
 
@@ -563,27 +778,93 @@ def _interval_json(interval: Interval | None) -> dict[str, float | None] | None:
     return None if interval is None else {"value": interval.value, "low": interval.low, "high": interval.high}
 
 
+def change_sentence(change: Change) -> str:
+    """What may be said about one arm in two runs."""
+    arm, ratio_ = change.arm, ""
+    if change.ratio is not None:
+        ratio_ = f" ({change.ratio:.3f}×, {change.low:.3f}–{change.high:.3f})"
+    within = percent(change.attained_margin) if change.attained_margin is not None else NONE
+    match change.word:
+        case "SAME":
+            said = f"{arm} decodes as before within {percent(change.margin)}{ratio_}."
+        case "SLOWER" if change.regression:
+            said = f"{arm} is slower than before{ratio_}, by more than {percent(change.margin)}: a regression."
+        case "SLOWER":
+            said = f"{arm} is slower than before{ratio_}, not shown to be by more than {percent(change.margin)}."
+        case "FASTER":
+            said = f"{arm} is faster than before{ratio_}."
+        case "INCONCLUSIVE" if change.reason:
+            said = f"{arm} is not told apart from before{ratio_}: {change.reason}."
+        case "INCONCLUSIVE":
+            said = f"{arm} is not told apart from before: within {within}{ratio_}."
+        case "LOST":
+            said = f"{arm} is lost, a regression: {change.reason}."
+        case _:
+            said = f"{arm} has no verdict: {change.reason}."
+    return plain(said)
+
+
+def undecided(changes: Changes) -> str:
+    """Why no regression could be found, for one that has to be excluded."""
+    reasons = "; ".join(dict.fromkeys(change.reason for change in changes.changes)) or "no arm is in both runs"
+    return plain(f"not one arm could be judged, so no regression is excluded: {reasons}")
+
+
 def changes_table(changes: Changes) -> str:
-    """Two runs side by side, and what differs between them."""
+    """For a terminal: what may be said, two runs side by side, and all that differs between them."""
+    import textwrap
+
     from tabulate import tabulate
 
-    def cell(change: Change) -> str:
-        if change.ratio is None:
-            return change.reason
-        bounds = "" if change.low is None else f" ({change.low:.3f}–{change.high:.3f})"
-        return f"{change.ratio:.3f}×{bounds}" + (f"; {change.reason}" if change.reason else "")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
 
+    def bounds(change: Change) -> str:
+        return NONE if change.ratio is None else f"{change.ratio:.3f}× ({change.low:.3f}–{change.high:.3f})"
+
+    before, after = changes.before, changes.after
     cells = [
-        [plain(change.arm), spread(change.before_tps), spread(change.after_tps), plain(cell(change))]
+        (change.arm, spread(change.before_tps), spread(change.after_tps), bounds(change), _change_word(change))
         for change in changes.changes
     ]
-    through = f"through {changes.common_reference}" if changes.common_reference else "no common reference"
-    headers = ["arm", "before, tok/s", "after, tok/s", f"after / before, {through}"]
-    drawn = str(tabulate(cells, headers, disable_numparse=True))
-    if not cells:
-        drawn = "The two runs have no arm in common besides the reference."
-    differing = [f"differs: {plain(line)}" for line in changes.differences]
-    return "\n".join([drawn, "", *(differing or ["nothing else differs that was recorded"])])
+    if changes.reference is not None:
+        speeds = (spread(before.reference_tps), spread(after.reference_tps))
+        cells.insert(0, (changes.reference, *speeds, NONE, "reference (confounded)"))
+    headers = ("arm", "before, tok/s", "after, tok/s", "after / before", "verdict")
+    drawn = str(tabulate([list(map(plain, row)) for row in cells], headers, disable_numparse=True))
+    margin = f"margin {percent(changes.margin)}"
+    lines = [
+        *changes.notes,
+        f"after / before is of ratios to {changes.reference}, {changes.level}, {margin}." if changes.level else "",
+        "tok/s have their day in them and are not for comparing.",
+        *(
+            f"{name}: {side.run_dir} of {side.started[:10]}, {side.state}, {count(side.blocks, 'block')} judged"
+            for name, side in (("Before", before), ("After", after))
+        ),
+        *_differing(changes),
+    ]
+    if not changes.differences:
+        lines.append("Nothing that was recorded differs beside the speeds.")
+    said = " ".join(map(change_sentence, changes.changes)) or "The two runs have no arm in common to compare."
+    filled = [textwrap.fill(plain(line), width, subsequent_indent="  ") for line in lines if line]
+    return "\n\n".join([textwrap.fill(said, width), drawn, "\n".join(filled)])
+
+
+def _differing(changes: Changes) -> list[str]:
+    """A line for each difference; one that several arms share names them all."""
+    arms: dict[Difference, list[str]] = {}
+    for each in changes.differences:
+        arms.setdefault(dataclasses.replace(each, arm=None), []).extend([each.arm] if each.arm else [])
+    return [
+        f"Differs{', and forbids a verdict' if each.forbids else ''}: "
+        f"{dataclasses.replace(each, arm=', '.join(named) or None)}"
+        for each, named in arms.items()
+    ]
+
+
+def _change_word(change: Change) -> str:
+    if change.word == "INCONCLUSIVE" and change.attained_margin is not None:
+        return f"INCONCLUSIVE (within {percent(change.attained_margin)})"
+    return f"{change.word}, a regression" if change.regression else change.word
 
 
 # ── models, plans, engines ──────────────────────────────────────────────────────────────────

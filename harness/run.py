@@ -15,15 +15,17 @@ import secrets
 import shlex
 import shutil
 import time
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from harness import baseline, gates, placement, plan, record
 from harness import machine as machines
 from harness import model as models
-from harness import plan, record
 from harness.arms import parse_arms
 from harness.errors import RunRefused, Unavailable, UsageError, nearest
 from harness.load import Job, Task, run_load
+from harness.machine import Machine
 from harness.measure import Sample
 from harness.options import Options
 from harness.plan import Aside, Outcome, Plan, Planned, Status
@@ -42,7 +44,7 @@ from harness.probe import (
     shared_tokens,
     task,
 )
-from harness.record import Contender, Header, LoadRecord, ModelFacts, Run
+from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Search
 
 PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf", "xllamacpp")
 DEFAULT_BLOCKS = 6  # of the synthetic default model: a look around in a few minutes
@@ -58,22 +60,50 @@ def run(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Run:
         return _resume(Path(options.resume), options, watch)
     field = find_field(options, watch, merge_aliases=merge_aliases)
     options = _check(field, options)
+    with new_folder(options, field) as folder:
+        return run_field(field, options, folder, {}, watch)
+
+
+@contextlib.contextmanager
+def new_folder(options: Options, field: Field) -> Iterator[Path]:
+    """A run folder, locked. It goes again if nothing begins in it; where nothing can run, its logs are named."""
     folder = _new_folder(Path(options.out), field)
     with record.lock(folder):
-        prompt_tokens: dict[str, int] = {}
-        found = _probe(field, options, folder, prompt_tokens, watch)
-        drawn = _draw(field, found, options)
-        record.create(folder, _header(field, found, drawn, options))
-        minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
-        blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
-        watch(Progress(f"{blocks}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
-        _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
+        try:
+            yield folder
+        except RunRefused as error:
+            if record.exists(folder):
+                raise
+            raise RunRefused(f"{error}; the engines' logs are in {folder / 'engines'}") from None
+        except BaseException:
+            if not record.exists(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def run_field(
+    field: Field,
+    options: Options,
+    folder: Path,
+    prompt_tokens: dict[str, int],
+    watch: Watch,
+    search: Search | None = None,
+) -> Run:
+    """Probe, plan and blocks of a field that was found; `search` tells how its arms were picked."""
+    found = probe(field, options, folder, prompt_tokens, watch)
+    drawn = _draw(field, found, options)
+    record.create(folder, _header(field, found, drawn, options, search))
+    minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
+    blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
+    watch(Progress(f"{blocks}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
+    _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
     return record.read(folder)
 
 
 def _check(field: Field, options: Options) -> Options:
     """The options with aliases replaced, or a DuelError: what cannot work is told before anything is loaded."""
     require_weights(field)
+    baseline.require_same(options, field.model.file.digest, field.prompts.digest, field.machine)
     arms = [each.arm for each in field.contenders]
     if all(each.status.word is not Status.OK for each in field.contenders):
         raise RunRefused(no_arm(field.contenders))
@@ -105,17 +135,6 @@ def _able(field: Field, arm: str) -> str:
     if found.status.word is not Status.OK:
         raise UsageError(f"{arm} is to be compared and cannot run: {found.status.reason}")
     return arm
-
-
-def _probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str, int], watch: Watch) -> Probe:
-    """The probe; if it comes to nothing, its folder goes, or its logs are named."""
-    try:
-        return probe(field, options, folder, prompt_tokens, watch)
-    except RunRefused as error:
-        raise RunRefused(f"{error}; the engines' logs are in {folder / 'engines'}") from None
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _new_folder(out: Path, field: Field) -> Path:
@@ -192,7 +211,7 @@ def _by_label(drawn: Plan, found: Probe) -> dict[str, float]:
     return {arm.label: found.seconds_per_load.get(arm.text, found.seconds_per_load[chief]) for arm in drawn.arms}
 
 
-def _header(field: Field, found: Probe, drawn: Plan, options: Options) -> Header:
+def _header(field: Field, found: Probe, drawn: Plan, options: Options, search: Search | None) -> Header:
     model = field.model
     return Header(
         format=record.FORMAT,
@@ -215,18 +234,19 @@ def _header(field: Field, found: Probe, drawn: Plan, options: Options) -> Header
         contenders=found.contenders,
         machine=field.machine,
         options={key: value for key, value in dataclasses.asdict(options).items() if value not in (None, ())},
-        command=_command(options, drawn),
+        command=command_of(options, drawn.seed),
+        search=search,
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *found.notes),
     )
 
 
-def _command(options: Options, drawn: Plan) -> str:
+def command_of(options: Options, seed: int | None, verb: str = "run") -> str:
     """What repeats this run, whichever door it came through: every option that is not the usual one, and the seed."""
-    words = ["llamaduel", "run"]
+    words = ["llamaduel", verb]
     for each in dataclasses.fields(Options):
-        value = drawn.seed if each.name == "seed" else getattr(options, each.name)
-        if each.name in ("resume", "out") or (value == each.default and each.name != "arms"):
+        value = seed if each.name == "seed" else getattr(options, each.name)
+        if each.name in ("resume", "out", "fail_on_regression") or (value == each.default and each.name != "arms"):
             continue
         text = (
             {"budget": f"{value}min", "margin": f"{100 * value:g}%"}[each.name] if isinstance(value, float) else value
@@ -258,10 +278,12 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
     """Load after load until the plan says that it is enough, or Ctrl-C."""
     drawn = begun.header.plan
     contenders = {arm.label: _contender_of(begun.header, arm.text) for arm in drawn.arms}
-    pool = _pool(drawn)
     outcomes = list(plan.abandon(drawn, outcomes_of(begun)))
-    began, loads_before = time.monotonic(), len(outcomes)
+    starts = [load.thermal.start for load in begun.loads if load.stage == "block" and load.thermal is not None]
     with contextlib.suppress(KeyboardInterrupt):  # what was measured is in the folder
+        if (planned := plan.next_load(drawn, outcomes)) is not None:
+            _burn_in(begun, planned, contenders[drawn.reference], field, options, prompt_tokens, watch)
+        began, loads_before = time.monotonic(), len(outcomes)
         while (planned := plan.next_load(drawn, outcomes)) is not None:
             done = len(outcomes)
             left = plan.loads_left(drawn, outcomes)
@@ -279,24 +301,76 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
 
             if not models.unchanged(field.model):
                 raise RunRefused(f"{field.model.file.path} changed while it was measured; start a new run")
-            contender = contenders[planned.label]
-            assert contender.engine is not None
-            job = Job(
-                stage="block",
-                label=planned.label,
-                arm=parse_arms(contender.arm)[0],
-                engine=contender.engine,
-                model=field.model.file,
-                settings=contender.settings,
-                tasks=_tasks(field, planned, pool, drawn.out_tokens, options),
-                shared_tokens=shared_tokens(field.model),
-                block=planned.block,
-                attempt=planned.attempt,
-                position=planned.position,
-            )
-            load, samples = run_load(job, begun.folder, prompt_tokens, tell, wait=not options.no_wait)
+            job = _job("block", begun.header, planned, contenders[planned.label], field, options)
+            load, samples = run_load(job, begun.folder, prompt_tokens, tell, wait=not options.no_wait, starts=starts)
+            if load.thermal is not None:
+                starts.append(load.thermal.start)
             outcomes.append(outcome_of(drawn, load, samples, watched=not options.no_wait))
             watch(Progress(_told(load, outcomes[-1]), True, len(outcomes), done + left))
+
+
+def _job(stage: str, header: Header, planned: Planned, contender: Contender, field: Field, options: Options) -> Job:
+    assert contender.engine is not None
+    return Job(
+        stage=stage,
+        label=planned.label,
+        arm=parse_arms(contender.arm)[0],
+        engine=contender.engine,
+        model=field.model.file,
+        settings=contender.settings,
+        tasks=_tasks(field, planned, _pool(header.plan), header.plan.out_tokens, options),
+        shared_tokens=shared_tokens(field.model),
+        block=planned.block,
+        attempt=planned.attempt,
+        position=planned.position,
+        host_bytes=_host_bytes(contender, header.machine),
+        available_bytes=header.machine.available_bytes,  # as the run began: one answer for all loads of an arm
+    )
+
+
+def _host_bytes(contender: Contender, machine: Machine) -> int | None:
+    """What the engine will hold of this machine's memory: predicted, else as the probe saw it; None if neither."""
+    seen = placement.realised_bytes(contender.realised.buffers) if contender.realised else None
+    host, device = seen or (None, None)
+    if contender.predicted is not None and contender.predicted.host_bytes is not None:
+        host, device = contender.predicted.host_bytes, contender.predicted.device_bytes
+    device_is_host = contender.settings.stand_in_bytes is not None or any(gpu.unified for gpu in machine.gpus)
+    return host if host is None or not device_is_host else host + (device or 0)
+
+
+def _burn_in(
+    begun: Run,
+    planned: Planned,
+    reference: Contender,
+    field: Field,
+    options: Options,
+    prompt_tokens: dict[str, int],
+    watch: Watch,
+) -> None:
+    """Loads of the reference until a GPU is warm: recorded, never analysed. Again when a run is continued.
+
+    Only where claims are made, and for a tenth of the budget at most.
+    """
+    drawn = begun.header.plan
+    if options.no_wait or drawn.preset != "confirm" or gates.temperatures().gpu_c is None:
+        return
+    limit_s = min(gates.BURN_IN_S, math.inf if options.budget is None else 60 * options.budget / 10)
+    ends: list[tuple[float, float]] = []
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        watch(Progress(f"burn-in: {reference.arm}: {text}", lasting=False))
+
+    while not gates.is_warm(ends, limit_s):
+        place = dataclasses.replace(
+            planned, label=drawn.reference, arm=reference.arm, block=0, attempt=len(ends), position=0
+        )
+        job = _job("burn-in", begun.header, place, reference, field, options)
+        load, _ = run_load(job, begun.folder, prompt_tokens, tell, wait=False)
+        if load.failure is not None or load.thermal is None or load.thermal.end.gpu_c is None:
+            return
+        ends.append((time.monotonic() - began, load.thermal.end.gpu_c))
+        tell(f"GPU at {load.thermal.end.gpu_c:.0f} °C")
 
 
 def _told(load: LoadRecord, outcome: Outcome) -> str:

@@ -86,12 +86,13 @@ class Quiet:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What a stopped engine left behind: GPU memory over the baseline, and processes of ours."""
+    """What a stopped engine left behind: GPU memory over the baseline, and processes with what they hold."""
 
     waited_s: float
     settled: bool
     over_bytes: int | None
     left: tuple[int, ...] = ()
+    rss_bytes: int | None = None  # of those left; None: none is, or they cannot be asked
 
 
 # ── from readings to facts: pure ────────────────────────────────────────────────────────────
@@ -360,7 +361,8 @@ def memory_settled(
 ) -> Settled:
     """Wait until GPU memory is back at its baseline and no engine process is left, `wait_s` at most.
 
-    `look` gives the used GPU bytes and the processes left.
+    Host memory is back with the last process, which takes its own along. `look` gives the used
+    GPU bytes and the processes left.
     """
     look = look or _look
     begin = clock()
@@ -370,13 +372,21 @@ def memory_settled(
         settled = not left and (over is None or over <= slack_bytes)
         waited_s = clock() - begin
         if settled or waited_s >= wait_s:
-            return Settled(waited_s, settled, over, left)
+            return Settled(waited_s, settled, over, left, _resident(left) if left else None)
         sleep(0.1)
 
 
 def _look() -> tuple[int | None, tuple[int, ...]]:
     gpus = machine.gpu_memory()
     return None if gpus is None else sum(gpu.used_bytes for gpu in gpus), Reader().engine_pids()
+
+
+def _resident(pids: Iterable[int]) -> int | None:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found.append(int(psutil.Process(pid).memory_info().rss))
+    return sum(found) if found else None
 
 
 class Watcher:

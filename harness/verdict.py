@@ -29,6 +29,7 @@ StateWord: TypeAlias = Literal["GREEN", "AMBER", "RED", "SCREENING"]
 
 LOOKS = (6, 8, 10, 12, 16, 20, 24)  # blocks after which a run may stop
 LOOK_ALPHA = 0.0125  # error at one look; over all looks false differences stay below 5 % (tests/truth)
+CHANGE_ALPHA = 0.005  # of two runs; whichever two looks they ended at, false changes stay below 5 % (tests/truth)
 FEWEST_BLOCKS = LOOKS[0]  # fewer: numbers without claims
 MARGIN = 0.03  # differences within it count as the same
 WIDEST = 0.05  # an interval wider than ± this is worth another look
@@ -39,6 +40,7 @@ PERMUTATIONS = 399
 WARM_UP_P = 0.01
 CALM_MAD = 0.035  # below it the loads are calm enough for the narrow spread limit
 NARROW, WIDE = 0.12, 0.30
+MANY_BLOCKS = 16  # from here on two far loads are no sign of a lottery
 MOST_BLOCKS = 1000  # beyond it no number of blocks is worth naming
 FOR_ONE_ROW = "of this arm alone, not for comparing rows"
 
@@ -64,12 +66,22 @@ def level(looks: int = len(LOOKS), contrasts: int = 1, look_alpha: float = LOOK_
     return Level(alpha, f"joint {_percent(joint)} over {_count(looks, 'look')} and {_count(contrasts, 'contrast')}")
 
 
+def change_level(arms: int) -> Level:
+    """The level of the change of each of `arms` arms from one run to another (Bonferroni).
+
+    A repeated interval for two runs: each may have ended at any of its looks, so it holds for every pair of them.
+    """
+    return Level(
+        CHANGE_ALPHA / max(arms, 1), f"joint 95 % over the looks of both runs and {_count(max(arms, 1), 'change')}"
+    )
+
+
 # ── two arms ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Paired t over blocks, for any number of runs at once: arrays of one shape, in log units."""
+    """A t decision, for any number of runs at once: arrays of one shape, in log units."""
 
     mean: Array
     half_width: Array  # of the interval at level 1 - alpha
@@ -87,12 +99,33 @@ class Paired:
 
 def paired(differences: Array, alpha: float, margin: float = MARGIN) -> Paired:
     """The decision about log ratios per block, shape (…, n) with n ≥ 2."""
-    import numpy as np
-
     n = differences.shape[-1]
     mean = differences.mean(axis=-1)
     error = differences.std(axis=-1, ddof=1) / math.sqrt(n)
-    half, same_half = _t(1 - alpha / 2, n - 1) * error, _t(1 - alpha, n - 1) * error
+    return _decided(mean, _t(1 - alpha / 2, n - 1) * error, _t(1 - alpha, n - 1) * error, margin)
+
+
+def changed(before: Array, after: Array, alpha: float, margin: float = MARGIN) -> Paired:
+    """The same decision about the change of a mean log ratio between two runs, shapes (…, n) and (…, m).
+
+    Nothing pairs blocks of two runs, and the runs may be differently noisy: Welch's t.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    n, m = before.shape[-1], after.shape[-1]
+    first, second = before.var(axis=-1, ddof=1) / n, after.var(axis=-1, ddof=1) / m
+    noise = np.maximum(first + second, np.finfo(float).tiny)
+    # Welch and Satterthwaite; two runs without any noise have freedom to spare.
+    freedom = 1 / np.maximum((first / noise) ** 2 / (n - 1) + (second / noise) ** 2 / (m - 1), 1 / (n + m - 2))
+    mean = after.mean(axis=-1) - before.mean(axis=-1)
+    half, same_half = (stdtrit(freedom, p) * np.sqrt(noise) for p in (1 - alpha / 2, 1 - alpha))
+    return _decided(mean, half, same_half, margin)
+
+
+def _decided(mean: Array, half: Array, same_half: Array, margin: float) -> Paired:
+    import numpy as np
+
     return Paired(
         mean=mean,
         half_width=half,
@@ -405,15 +438,21 @@ def drift(values: Sequence[Sequence[float]], minutes: Sequence[Sequence[float]],
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Loads far off the median of their arm; two of them make an arm UNSTABLE."""
+    """Loads far off the median of their arm; `needed` of them make an arm UNSTABLE."""
 
     limit: float  # 0.12 is 12 %
     mad: float  # 1.4826·MAD of all loads about their arm's mean, log units
     far: Mapping[str, int]
+    needed: int
 
     @property
     def unstable(self) -> tuple[str, ...]:
-        return tuple(label for label, count in self.far.items() if count >= 2)
+        return tuple(label for label, count in self.far.items() if count >= self.needed)
+
+
+def far_needed(blocks: int) -> int:
+    """Two, and three of many: with heavy tails the second comes by chance in 15 % of honest arms of 24 loads."""
+    return 2 if blocks < MANY_BLOCKS else 3
 
 
 def far_loads(values: Array) -> tuple[Array, Array, Array]:
@@ -437,8 +476,10 @@ def spread(values: Mapping[str, Sequence[float]]) -> Spread:
     """Log values per arm, the same blocks of each."""
     import numpy as np
 
-    far, limit, mad = far_loads(np.asarray(list(values.values()), dtype=float))
-    return Spread(float(limit), float(mad), {label: int(count) for label, count in zip(values, far, strict=True)})
+    logs = np.asarray(list(values.values()), dtype=float)
+    far, limit, mad = far_loads(logs)
+    counts = {label: int(count) for label, count in zip(values, far, strict=True)}
+    return Spread(float(limit), float(mad), counts, far_needed(logs.shape[-1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from harness import record
+from harness import baseline, record
+from harness.changes import Changes, compare_runs
 from harness.compare import Comparison, compare
-from harness.errors import RunRefused
+from harness.errors import RunRefused, UsageError
+from harness.find import find as search_and_confirm
 from harness.options import Options
 from harness.probe import Watch
 from harness.render import report
@@ -17,13 +19,32 @@ REPORT = "report.md"
 
 
 def duel(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Comparison:
-    """Run, judge, and leave `report.md` in the run folder. Raises DuelError."""
+    """Run, judge, and leave `report.md` in the run folder. Raises DuelError.
+
+    With a baseline to compare with, what cannot work is told first; see `changes_since_baseline`.
+    """
+    options = baseline.follow(options)
+    if (folder := options.fail_on_regression) is not None and not (before := read(Path(folder))).state.ranks:
+        raise UsageError(f"the baseline {folder} is {before.state.word} and ranks nothing; name another run")
     return write_report(run(options, watch, merge_aliases=merge_aliases).folder)
+
+
+def find(options: Options, watch: Watch) -> Comparison:
+    """Search the best value of a sweep, confirm it, judge, and leave `report.md`. Raises DuelError."""
+    if options.fail_on_regression is not None:
+        raise UsageError("a search is compared with no earlier run; give --fail-on-regression to `llamaduel run`")
+    return write_report(search_and_confirm(options, watch).folder)
 
 
 def read(folder: Path) -> Comparison:
     """The comparison of a run folder. Raises RunRefused."""
     return compare(record.read(folder))
+
+
+def changes_since_baseline(comparison: Comparison) -> Changes | None:
+    """What changed since the run that `fail_on_regression` named; None if it named none, or this run was stopped."""
+    folder = comparison.header.options.get("fail_on_regression")
+    return compare_runs(read(Path(folder)), comparison) if folder and comparison.finished else None
 
 
 def write_report(folder: Path) -> Comparison:

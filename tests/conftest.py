@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from truth.table import attained as attained
+from truth.table import pytest_terminal_summary as pytest_terminal_summary
 
 from harness import synth
 

@@ -501,6 +501,7 @@ def test_a_last_word_in_several_lines_is_put_together(client: Client) -> None:
 # ── C2: however the bytes are cut ───────────────────────────────────────────────────────────
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize(
     "changes",
     [{"split_bytes": size} for size in (1, 2, 3, 5, 7, 11, 64)]
@@ -553,6 +554,7 @@ def chunked(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("kind", [Client, Uncounted])
 @pytest.mark.parametrize("together", [1, 4, 16])
 @pytest.mark.parametrize("cut", ["one line", "lines in one chunk", "chunks in one packet"])
@@ -708,6 +710,7 @@ def answering(reply: bytes) -> Iterator[int]:
 # ── C4: figures of the engine's own ─────────────────────────────────────────────────────────
 
 
+@pytest.mark.truth
 def test_engines_that_count_the_first_token_read_the_same_as_those_that_do_not(start: Start) -> None:
     old, new = (start(Script(itl_s=0.002, counts_first_token=old)) for old in (True, False))
     for client in (old, new):
@@ -719,12 +722,14 @@ def test_engines_that_count_the_first_token_read_the_same_as_those_that_do_not(s
         assert each.fault is None
 
 
+@pytest.mark.truth
 @pytest.mark.parametrize("factor", [2.0, 0.5])
 def test_a_wrong_clock_of_the_engine_is_a_mismatch(start: Start, factor: float) -> None:
     each = measure(start(Script(itl_s=0.01, decode_time_factor=factor)), PROMPT, 64)
     assert "CLOCK_MISMATCH" in str(each.invalid)
 
 
+@pytest.mark.truth
 def test_a_cached_prompt_is_invalid_but_a_shared_token_is_not(start: Start) -> None:
     client = start(Script(cached=1))
     assert "1 prompt tokens came from a cache" in str(measure(client, PROMPT, 5).invalid)
@@ -748,6 +753,7 @@ def bare(port: int, request: Request) -> list[tuple[int, int]]:
     return [(now, int(sent)) for now, data in received for sent in re.findall(rb'"sent_ns":(\d+)', data)]
 
 
+@pytest.mark.truth
 def test_stamps_are_as_good_as_those_of_a_bare_socket(start: Start) -> None:
     """Interleaved, in one run, against the moments of sending; in ratio, for the machine may be busy."""
     client = start(Script(itl_s=0.004, ttft_s=0.02))

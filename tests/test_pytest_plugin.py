@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from test_changes import CARD, finished
+from test_changes import SHORT as AS_BEGUN
+from test_changes import begun as begun
 
+from harness import plan
+from harness.plan import ArmStatus, Status
+from harness.record import Header
 from harness.testing import engines
 from harness.testing.script import Script
 
@@ -104,3 +112,88 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, option: str, sentence: str) -
     assert done.returncode not in (0, 5)
     assert sentence in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+# ── a baseline ──────────────────────────────────────────────────────────────────────────────
+
+
+def replay(folder: Path, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The benchmarks on a run that is finished: no engine starts, and every speed is given."""
+    with engines.fake(tmp_path / "fakes", dataclasses.replace(CARD, dies_loading="loaded")):
+        arms = f"--duel-arms={AS_BEGUN['arms']}"
+        return run_pytest(tmp_path, "--benchmark-only", f"--duel-resume={folder}", arms, "--duel-no-wait", *arguments)
+
+
+def without(header: Header, arm: str) -> Header:
+    """The same run as it would have begun, had this arm crashed in the probe."""
+    contenders = tuple(
+        dataclasses.replace(each, status=ArmStatus(Status.CRASHED, "it died")) if each.arm == arm else each
+        for each in header.contenders
+    )
+    drawn = plan.make(
+        [each.arm for each in contenders if each.status.word is Status.OK],
+        seed=1,
+        prompts_digest=header.plan.prompts_digest,
+        weights_digest=header.plan.weights_digest,
+        out_tokens=header.plan.out_tokens,
+        settings=dict(header.plan.settings),
+    )
+    return dataclasses.replace(header, contenders=contenders, plan=drawn)
+
+
+def test_each_test_of_an_arm_that_lost_speed_since_the_baseline_fails_with_the_sentence(
+    begun: Header, tmp_path: Path
+) -> None:
+    base = finished(begun, tmp_path / "base")
+
+    same = replay(finished(begun, tmp_path / "same", base), tmp_path)
+    slow = replay(finished(begun, tmp_path / "slow", base, moe=35.0), tmp_path)
+
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert "llamaduel: since the baseline" in same.stdout
+    assert slow.returncode == 1, slow.stdout + slow.stderr
+    failed = re.findall(r"^FAILED \S+::(\S+)", slow.stdout, re.MULTILINE)
+    assert failed == [f"test_{metric}[llama-cpp@cpu-moe]" for metric in ("decode", "prefill", "ttft")]
+    assert re.search(
+        r"llama-cpp@cpu-moe is slower than before \(0\.87\d×, .*by more than 3 %: a regression", slow.stdout
+    )
+
+
+def test_an_arm_that_is_lost_since_the_baseline_is_a_failure_and_no_skip(begun: Header, tmp_path: Path) -> None:
+    base = finished(begun, tmp_path / "base")
+    done = replay(finished(without(begun, "llama-cpp@cpu-moe"), tmp_path / "lost", base), tmp_path)
+
+    assert done.returncode == 1
+    assert "3 failed, 3 passed" in done.stdout
+    assert "llama-cpp@cpu-moe is lost, a regression: it ran before, now CRASHED: it died." in done.stdout
+
+
+def test_a_baseline_that_decides_nothing_is_no_pass(begun: Header, tmp_path: Path) -> None:
+    base = finished(begun, tmp_path / "base")
+    other = dataclasses.replace(begun, plan=dataclasses.replace(begun.plan, warmups=2))
+    done = replay(finished(other, tmp_path / "other", base), tmp_path)
+
+    assert done.returncode == 1
+    assert "not one arm could be judged, so no regression is excluded: warmups was 1, is 2" in done.stdout
+
+
+def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, Script(dies_loading="loaded")):
+        gone = "--duel-fail-on-regression=nowhere"
+        done = run_pytest(tmp_path, "--benchmark-only", f"--duel-model={model}", gone, "--duel-no-wait")
+
+    assert done.returncode == 2
+    assert "nothing was compared: there is no baseline to compare with: nowhere holds no run" in done.stdout
+
+
+def test_the_gate_of_pytest_benchmark_still_works(begun: Header, tmp_path: Path) -> None:
+    storage = f"--benchmark-storage=file://{tmp_path / 'saved'}"
+    against = [storage, "--benchmark-compare", "--benchmark-compare-fail=median:5%"]
+
+    saved = replay(finished(begun, tmp_path / "a"), tmp_path, storage, "--benchmark-save=base")
+    same = replay(finished(begun, tmp_path / "b"), tmp_path, *against)
+    slow = replay(finished(begun, tmp_path / "c", moe=35.0), tmp_path, *against)
+
+    assert (saved.returncode, same.returncode) == (0, 0), same.stdout + same.stderr
+    assert slow.returncode != 0
+    assert "Performance has regressed" in slow.stdout + slow.stderr

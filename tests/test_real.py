@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import process, synth
+from harness import edge, process, synth
 from harness.compare import Comparison
 from harness.contract import Engine
 from harness.display import quiet
@@ -23,7 +23,7 @@ from harness.options import DEFAULT_ARMS, collect
 from harness.plan import Status
 from harness.probe import Progress, Watch
 from harness.registry import backend
-from harness.walk import duel, verify
+from harness.walk import duel, find, verify
 
 pytestmark = pytest.mark.engine
 TEXT_MODEL = "LLAMADUEL_TEXT_MODEL"
@@ -103,6 +103,35 @@ def test_a_small_stand_in_device_refuses_what_does_not_fit_and_splits_the_rest(m
         assert 0 < (rows[arm].realised_device_bytes or 0) < 64 << 20, "a part of it is on the device"
         assert (rows[arm].realised_host_bytes or 0) > 0
         assert rows[arm].output_ok
+
+
+def test_the_search_stays_inside_a_small_stand_in_device(moe: Path, tmp_path: Path) -> None:
+    found("llama-cpp", **{"stand-in": "1"})
+
+    given = {
+        "model": str(moe),
+        "preset": "quick",
+        "no_wait": "1",
+        "out": str(tmp_path),
+        "stand_in": "72MiB",
+        "out_tokens": "32",
+    }
+    comparison = find(
+        collect(given | {"arms": "llama-cpp@ncmoe=0..99", "prompt_tokens": "128", "context": "1024", "seed": "1"}),
+        quiet,
+    )
+
+    search = comparison.header.search
+    assert search is not None
+    assert search.refused, "what cannot fit is not loaded"
+    assert len(search.candidates) > 2
+    assert sum(each.loads for each in search.tried) <= edge.MOST_LOADS
+    assert {each.status.word for each in search.tried} <= MEASURED
+    assert {row.arm for row in comparison.rows} == set(search.chosen)
+    for row in comparison.rows:
+        assert 0 < (row.realised_device_bytes or 0) <= 72 << 20
+        assert row.realised_device_bytes == pytest.approx(row.predicted_device_bytes, rel=0.01)
+    assert verify(comparison.run.folder) == []
 
 
 def test_the_embedded_engine_serves_both_arms(moe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

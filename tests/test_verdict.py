@@ -309,6 +309,10 @@ def test_two_loads_far_off_their_median_make_an_arm_unstable() -> None:
     assert found.limit == 0.12
     assert found.far == {"calm": 0, "one": 1, "two": 2}
     assert found.unstable == ("two",)
+    long = CALM * 3
+    assert len(long) >= verdict.MANY_BLOCKS
+    many = verdict.spread({"two": [*long[:-2], -0.2, 0.2], "three": [*long[:-3], -0.2, 0.2, 0.2]})
+    assert many.unstable == ("three",)
 
 
 def test_the_limit_widens_where_all_loads_scatter() -> None:

@@ -161,6 +161,10 @@ class Handler(BaseHTTPRequestHandler):
     device: bool
     one = threading.Lock()
 
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # a client that hung up; a traceback would cut through the log
+            super().handle()
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 -- its name in the standard library
         pass
 

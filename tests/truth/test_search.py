@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.find import MOST_LOADS, Found, Tried, search
-from truth.conftest import Attained
+from harness.edge import MOST_LOADS, Found, Tried, search
 from truth.simulation import Array
+from truth.table import Attained
 
 COUNT, RUNS, SIGMA = 41, 2000, 0.02
 STAYS = np.arange(COUNT)  # expert layers on the host

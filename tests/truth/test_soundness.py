@@ -7,32 +7,34 @@ import math
 import numpy as np
 import pytest
 
-from harness import plan, verdict
-from truth.conftest import Attained
+from harness import edge, verdict
 from truth.simulation import (
     HEAVY,
     NOISY,
     QUIET,
+    RENTED,
+    RESTLESS,
     RUNS,
-    SEEN,
     TYPICAL,
     Array,
     Noise,
+    Scenario,
     a_plan,
     falling,
     load_values,
-    play,
     positions,
     requests,
+    scenario_values,
     start_minutes,
 )
+from truth.table import Attained
 
 LEVELS_OF_NOISE = [
     ("quiet", QUIET),
     ("typical", TYPICAL),
     ("noisy", NOISY),
     ("heavy", HEAVY),
-    ("of a rented GPU machine", SEEN),
+    ("restless", RESTLESS),
 ]
 
 
@@ -111,23 +113,24 @@ def lottery(values: Array, arms: slice, seed: int) -> Array:
 
 def is_unstable(values: Array) -> Array:
     far, _, _ = verdict.far_loads(values)
-    return np.asarray((far >= 2).any(axis=1))
+    return np.asarray((far >= verdict.far_needed(values.shape[-1])).any(axis=1))
 
 
 def test_a_lottery_makes_arms_unstable(attained: Attained) -> None:
     any_arm = lottery(load_values(requests(207, start_minutes(positions(5, 6)))), slice(None), 1)
     attained("S11", "×2 lottery on any of 5 arms, 6 blocks: UNSTABLE", is_unstable(any_arm).mean(), "≥", 0.95)
-    for blocks, power in ((6, 0.50), (12, 0.90)):
+    for blocks, power in ((6, 0.50), (12, 0.90), (16, 0.90), (24, 0.95)):
         one = lottery(load_values(requests(208, start_minutes(positions(5, blocks)))), slice(1, 2), 2)
         attained("S11", f"×2 lottery on one arm, {blocks} blocks: UNSTABLE", is_unstable(one).mean(), "≥", power)
 
 
 @pytest.mark.parametrize(("name", "noise"), LEVELS_OF_NOISE)
 def test_honest_noise_does_not_make_arms_unstable(name: str, noise: Noise, attained: Attained) -> None:
-    for blocks in (6, 12, 24):
+    for blocks in (6, 12, 16, 24):
         values = load_values(requests(209, start_minutes(positions(4, blocks)), noise))
-        # Loads that Exp(15 %) slowed are far off by rule, and with more blocks an arm has two of them sooner.
-        limit = {6: 0.02, 12: 0.05, 24: 0.20}[blocks] if noise is HEAVY else 0.02
+        # With heavy tails 1.1 % of loads are slowed by more than 12 %. At 12 blocks two of them are too many and
+        # three too few: that would find 75 % of the lotteries above, not 90 %.
+        limit = 0.05 if noise is HEAVY and blocks == 12 else 0.02
         attained("S11", f"honest, {blocks} blocks, {name}: UNSTABLE", is_unstable(values).mean(), "≤", limit)
 
 
@@ -180,19 +183,26 @@ def test_a_lottery_in_the_article_is_red(attained: Attained) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "noise", "green"),
-    [("quiet", QUIET, 0.9), ("typical", TYPICAL, 0.8), ("noisy", NOISY, None), ("of a rented GPU machine", SEEN, None)],
+    ("scenario", "green"),
+    [
+        (Scenario("quiet", QUIET), 0.9),
+        (Scenario("typical", TYPICAL), 0.8),
+        (Scenario("noisy", NOISY), None),
+        (Scenario("restless", RESTLESS), None),
+        (RENTED, None),
+    ],
+    ids=lambda value: value.name if isinstance(value, Scenario) else "",
 )
 def test_honest_runs_are_green_or_amber_and_hardly_ever_red(
-    name: str, noise: Noise, green: float | None, attained: Attained
+    scenario: Scenario, green: float | None, attained: Attained
 ) -> None:
     runs = 200
     minutes = start_minutes(positions(4, 8, runs))
-    values = load_values(requests(212, minutes, noise))
+    values = scenario_values(scenario, 212, 4, 8, minutes)
     words = [judge(values[run], minutes[run], seed=run).state.word for run in range(runs)]
     if green is not None:
-        attained("states", f"honest, 8 blocks, {name}: GREEN", words.count("GREEN") / runs, "≥", green)
-    attained("states", f"honest, 8 blocks, {name}: RED", words.count("RED") / runs, "≤", 0.03)
+        attained("states", f"honest, 8 blocks, {scenario.name}: GREEN", words.count("GREEN") / runs, "≥", green)
+    attained("states", f"honest, 8 blocks, {scenario.name}: RED", words.count("RED") / runs, "≤", 0.03)
 
 
 def test_leaving_out_a_pair_rarely_alarms_a_clean_run(attained: Attained) -> None:
@@ -209,15 +219,16 @@ def test_leaving_out_a_pair_rarely_alarms_a_clean_run(attained: Attained) -> Non
 
 
 def test_the_published_speed_of_a_winner_is_not_flattered(attained: Attained) -> None:
-    """Eleven equal arms are searched with one load each; the best is published from fresh loads."""
+    """41 equal candidates are searched; the best is published from fresh loads, which the search never saw."""
     random = np.random.RandomState(214)
-    searched = 0.02 * random.standard_normal((RUNS, 11))
-    best = searched.argmax(axis=1)
+    published, flattered = [], []
     fresh = load_values(requests(215, start_minutes(positions(3, 6))))[:, 0]
-    published = np.asarray([math.log(verdict.interval(fresh[run].tolist()).value) for run in range(RUNS)])
-    attained("S14", "winner of 11, speed from fresh loads, bias", abs(float(published.mean())), "≤", 0.003)
-    flattered = float(np.take_along_axis(searched, best[:, None], 1).mean())
-    attained("S14", "mutant: speed from the search itself, bias", flattered, ">", 0.03)
+    for run in range(RUNS):
+        found = edge.search(41, 20, lambda candidate: edge.Tried(candidate, 0.02 * random.standard_normal()))
+        flattered.append(max(each.value for each in found.tried if each.value is not None))
+        published.append(math.log(verdict.interval(fresh[run].tolist()).value))
+    attained("S14", "winner of a search, speed from fresh loads: bias", abs(float(np.mean(published))), "≤", 0.003)
+    attained("S14", "mutant: the best load of the search itself: bias", float(np.mean(flattered)), ">", 0.003)
 
 
 # ── S15: warm-up ────────────────────────────────────────────────────────────────────────────
@@ -238,20 +249,3 @@ def test_a_cold_first_request_is_noticed(attained: Attained) -> None:
     assert one is not None
     assert (one.residue, one.p) == pytest.approx((-math.expm1(-residue[0]), p[0]))
     assert not one.adequate
-
-
-# ── X2: the same again ──────────────────────────────────────────────────────────────────────
-
-
-def test_a_run_judged_again_from_its_file_gives_every_number_again() -> None:
-    minutes = start_minutes(positions(4, 24, 5))
-    values = load_values(requests(217, minutes, TYPICAL, (0.0, 0.02, 0.05, 0.0)))
-    for run in range(5):
-        drawn = a_plan(3, seed=run)
-        outcomes = play(drawn, values[run])
-        again = plan.Plan.from_json(drawn.to_json())
-        assert play(again, values[run]) == outcomes
-        n = plan.blocks_judged(drawn, outcomes)
-        assert judge(values[run][:, :n], minutes[run][:, :n], run) == judge(
-            values[run][:, :n], minutes[run][:, :n], run
-        )

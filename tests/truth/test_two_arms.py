@@ -9,16 +9,17 @@ import pytest
 from scipy import stats
 
 from harness import plan, verdict
-from truth.conftest import Attained
 from truth.simulation import (
     COVERAGE_FLOOR,
     HEAVY,
     LIMIT,
+    NOISIER,
     NOISY,
     QUIET,
+    RENTED,
+    RESTLESS,
     RUNS,
     SCENARIOS,
-    SEEN,
     TYPICAL,
     Array,
     Noise,
@@ -35,6 +36,7 @@ from truth.simulation import (
     start_minutes,
     stop,
 )
+from truth.table import Attained
 
 ONE = verdict.level(contrasts=1)
 THREE = verdict.level(contrasts=3)
@@ -134,7 +136,7 @@ def test_arms_one_after_another_fail(attained: Attained) -> None:
 
 
 def test_pooled_variance_fails(attained: Attained) -> None:
-    values = scenario_values(SCENARIOS[-1], 111, arms=5, blocks=6)
+    values = scenario_values(NOISIER, 111, arms=5, blocks=6)
     left = (
         values
         - values.mean(axis=1, keepdims=True)
@@ -159,6 +161,15 @@ def test_bootstrap_over_blocks_fails(attained: Attained) -> None:
 
 
 # ── the noise of a real machine ─────────────────────────────────────────────────────────────
+
+
+def test_the_scenario_of_a_rented_gpu_machine_is_as_noisy_as_that_machine(attained: Attained) -> None:
+    values = scenario_values(RENTED, 116, arms=3, blocks=10)
+    of_an_arm = math.sqrt(values.var(axis=-1, ddof=1).mean())
+    ratio = math.sqrt((values[:, 1] - values[:, 0]).var(axis=-1, ddof=1).mean())
+    for sign, seen_load, seen_ratio in (("≥", 0.059, 0.047), ("≤", 0.069, 0.076)):
+        attained("§2.5", "the scenario: sd of the loads of an arm", of_an_arm, sign, seen_load)
+        attained("§2.5", "the scenario: sd of a log ratio from block to block", ratio, sign, seen_ratio)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +201,7 @@ def test_the_noise_of_a_rented_gpu_machine_is_borne(
 def test_the_plan_itself_stops_and_decides_as_the_simulation_does() -> None:
     minutes = start_minutes(positions(5, 24))
     calm = load_values(requests(114, minutes, TYPICAL, (0.0, 0.03, 0.0, 0.05, 0.0)))[:40]
-    restless = load_values(requests(114, minutes, SEEN, (0.0, 0.5, 0.6, -0.5, 0.0)))[:20]  # decided and wide
+    restless = load_values(requests(114, minutes, RESTLESS, (0.0, 0.5, 0.6, -0.5, 0.0)))[:20]  # decided and wide
     values = np.concatenate([calm, restless])
     found = differences(values)
     stopped = stop(found, THREE)
