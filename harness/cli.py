@@ -251,7 +251,7 @@ def _synth(arguments: argparse.Namespace) -> int:
 
 
 def _engines_list(arguments: argparse.Namespace) -> int:
-    found = harness.list_engines()
+    found = harness.list_engines(harness.collect({}))
     if arguments.json:
         _print_json(found)
     else:

@@ -6,13 +6,26 @@ from typing import Any
 
 from harness.contract import Say
 from harness.errors import Unavailable
+from harness.options import Options
 from harness.registry import backends, recipe, recipes
 
 
-def list_engines() -> dict[str, Any]:
-    """Every backend as a run would find it, and every recipe."""
+def hints(options: Options) -> dict[str, str]:
+    """What a person told about where engines are, in the words that backends know."""
+    given = {
+        "llama-server": options.llama_server,
+        "ollama": options.ollama,
+        "openai": options.openai,
+        "stand-in": "1" if options.stand_in is not None else None,
+        "allow-remote": "1" if options.allow_remote else None,
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def list_engines(options: Options) -> dict[str, Any]:
+    """Every backend as a run with these options would find it, and every recipe."""
     return {
-        "engines": [_look(name) for name in backends()],
+        "engines": [_look(name, hints(options)) for name in backends()],
         "recipes": [
             {"name": each.name, "summary": each.summary, "installed": _text(each.installed())}
             for each in recipes().values()
@@ -25,9 +38,9 @@ def install_engine(name: str, say: Say) -> str:
     return str(recipe(name).install(say))
 
 
-def _look(name: str) -> dict[str, Any]:
+def _look(name: str, told: dict[str, str]) -> dict[str, Any]:
     try:
-        engine = backends()[name].find({})
+        engine = backends()[name].find(told)
     except Unavailable as error:
         return {"backend": name, "found": False, "next": str(error)}
     return {

@@ -40,7 +40,8 @@ def find(options: Options, watch: Watch) -> Run:
         return run(options, watch)
     if options.reference or options.contrast:
         raise UsageError("the best value found is the reference here; leave out --reference and --contrast")
-    field, sweep, over = _field(options, watch)
+    field, sweep, options = _field(options, watch)
+    over = _number_of(sweep)
     candidates, refused = _candidates(field, sweep, over)
     others = [each for each in field.contenders if each.arm not in map(str, sweep)]
     with new_folder(options, field) as folder:
@@ -70,15 +71,18 @@ def find(options: Options, watch: Watch) -> Run:
 # ── the candidates ──────────────────────────────────────────────────────────────────────────
 
 
-def _field(options: Options, watch: Watch) -> tuple[Field, tuple[Arm, ...], str]:
-    """The field with the sweep last, so that its values yield to the arms named beside it."""
-    given = None if options.arms == DEFAULT_ARMS else _sweep_of(options.arms)
+def _field(options: Options, watch: Watch) -> tuple[Field, tuple[Arm, ...], Options]:
+    """The field with the sweep last, so that its values yield to the arms named beside it; the options it is of."""
+    if options.arms != DEFAULT_ARMS:
+        _sweep_of(options.arms)  # what cannot be meant is told before a model is read
     model = probe.find_facts(options.model, watch)
-    others, sweep = given or _sweep_of(FOUND_ARMS.format(sweep=_whole_sweep(model)))
+    if options.arms == DEFAULT_ARMS:
+        options = dataclasses.replace(options, arms=FOUND_ARMS.format(sweep=_whole_sweep(model)))
+    others, sweep = _sweep_of(options.arms)
     listed = ",".join(map(str, (*others, *sweep)))
     field = probe.find_field(dataclasses.replace(options, arms=listed), watch, model=model)
     probe.require_weights(field)
-    return field, sweep, _number_of(sweep)
+    return field, sweep, options
 
 
 def _sweep_of(arms: str) -> tuple[tuple[Arm, ...], tuple[Arm, ...]]:

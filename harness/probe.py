@@ -17,6 +17,7 @@ from harness import machine as machines
 from harness import model as models
 from harness.arms import apply_knobs, parse_arms
 from harness.contract import Arm, Engine, Settings
+from harness.engines import hints
 from harness.errors import ModelError, RunRefused, Unavailable
 from harness.load import Job, Task, run_load
 from harness.machine import Machine
@@ -127,18 +128,11 @@ def _default_model(watch: Watch) -> Path:
 
 def find_engines(arms: Sequence[Arm], options: Options) -> Mapping[str, Engine | Unavailable]:
     """Every backend of these arms once: what was found, or why not."""
-    given = {
-        "llama-server": options.llama_server,
-        "ollama": options.ollama,
-        "openai": options.openai,
-        "stand-in": "1" if options.stand_in is not None else None,
-        "allow-remote": "1" if options.allow_remote else None,
-    }
-    hints = {key: value for key, value in given.items() if value is not None}
+    told = hints(options)
     found: dict[str, Engine | Unavailable] = {}
     for name in dict.fromkeys(arm.backend for arm in arms):
         try:
-            found[name] = backend(name).find(hints)
+            found[name] = backend(name).find(told)
         except Unavailable as error:
             found[name] = error
     return found

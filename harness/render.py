@@ -417,10 +417,7 @@ def _search(comparison: Comparison) -> list[str]:
     search = comparison.header.search
     if search is None:
         return []
-    rows = [
-        (number, each.arm, each.status, each.cell, each.loads if each.loads > 1 else 1)
-        for number, each in enumerate(search.tried, 1)
-    ]
+    rows = [(number, each.arm, each.status.word, each.cell, each.loads) for number, each in enumerate(search.tried, 1)]
     told = [
         f"{count(len(search.candidates), 'placement')} by {code(search.over)}, one candidate each, searched in "
         f"{count(sum(each.loads for each in search.tried), 'load')}. The search only picks: its speeds are in the "
@@ -428,6 +425,8 @@ def _search(comparison: Comparison) -> list[str]:
         _table(("try", "arm", "outcome", "device memory", "loads"), rows),
         f"Confirmed with fresh loads: {' and '.join(map(code, search.chosen))}.",
     ]
+    reasons = {each.arm: each.status.reason for each in search.tried if each.status.reason}
+    told += ["\n".join(f"- {code(arm)}: {markdown(reason)}" for arm, reason in reasons.items())] if reasons else []
     if search.refused:
         told.append(f"Not tried, for they cannot fit: {', '.join(map(code, search.refused))}.")
     return ["## How the placement was found", *told, *map(markdown, search.notes), fenced(search.command)]

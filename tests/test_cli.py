@@ -125,6 +125,19 @@ def test_an_arm_that_exceeds_the_memory_is_refused_before_it_is_loaded(
     assert "of host memory and this machine has 16.0 MiB; take a smaller model" in last_line(err)
 
 
+def test_engines_are_listed_as_a_run_would_find_them(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engines.fake(tmp_path, Script()) as fakes:
+        monkeypatch.setenv("PATH", "/nowhere")
+        monkeypatch.setenv("LLAMADUEL_LLAMA_SERVER", str(fakes.llama_server))
+        _, out, _ = typed("engines", "list", "--json")
+
+    found = {each["backend"]: each for each in json.loads(out)["engines"]}
+    assert found["llama-cpp"]["path"] == str(fakes.llama_server)
+    assert found["llama-cpp"]["from"] == "option"
+
+
 def test_a_run_in_json_is_one_document_and_its_progress_is_on_stderr(typed: Typed, model: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script(itl_s=0.002)):
         short = ("--preset", "quick", "--out-tokens", "16", "--prompt-tokens", "64", "--context", "512", "--no-wait")
