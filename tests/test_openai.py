@@ -209,7 +209,8 @@ def test_a_real_llama_server_is_measured_through_its_openai_door(tmp_path: Path)
         engine = adapter.find(table(tmp_path, f"[a]\nurl = 'http://127.0.0.1:{port}'\nmodel = 'tiny'"))
         with adapter.open(engine, model, adapter.parse("openai@a"), Settings(), tmp_path / "log") as session:
             sample = measure(session, PROMPT, 64)
-    assert sample.invalid is None
+    # a stalled machine hands many lines over at once, and without an engine's clock such a sample proves nothing
+    assert sample.invalid is None or "pieces" in sample.invalid
     assert sample.usage is not None
     assert sample.usage.generated_tokens == 64
     assert sample.usage.cached_tokens == 0
