@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+import statistics
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -465,6 +466,7 @@ def _integrity(comparison: Comparison) -> str:
             if warm
             else NONE,
         ),
+        ("loads of blocks that were repeated", str(comparison.repeated_loads)),
         ("invalid samples", str(sum(row.invalid_samples for row in _rows(comparison)))),
         *_between_loads(comparison),
         ("finished", "yes" if comparison.finished else unfinished(comparison, comparison.run.folder.resolve().name)),
@@ -680,21 +682,23 @@ def _argv_lines(comparison: Comparison) -> list[str]:
 
 
 def _loads(comparison: Comparison) -> str:
-    loads = sorted(
-        ((load.minutes, row.arm, load) for row in _rows(comparison) for load in row.loads), key=lambda each: each[0]
-    )
+    rows = _rows(comparison)
+    loads = sorted(((load.minutes, row.arm, load) for row in rows for load in row.loads), key=lambda each: each[0])
+    usual = {row.arm: statistics.median(load.decode_tps for load in row.loads) for row in rows if len(row.loads) > 1}
     cells = [
         (
             f"{minutes:.1f}",
             load.block,
             arm,
             number(load.decode_tps),
+            f"{100 * (load.decode_tps / usual[arm] - 1):+.1f} %".replace("-", "−") if arm in usual else NONE,
             number(load.prefill_tps),
             number(load.load_s, " s"),
         )
         for minutes, arm, load in loads
     ]
-    return _table(("minute", "block", "arm", "decode tok/s", "prefill tok/s", "load"), cells)
+    headers = ("minute", "block", "arm", "decode tok/s", "off its arm's median", "prefill tok/s", "load")
+    return _table(headers, cells)
 
 
 def _parameters(comparison: Comparison) -> str:
