@@ -181,6 +181,8 @@ def _show(comparison: harness.Comparison, as_json: bool) -> int:
     if not comparison.finished:
         _say(f"llamaduel: stopped; go on with `llamaduel run --resume {comparison.run.folder}`")
         return STOPPED
+    if not comparison.has_numbers:
+        return 1
     return RED if comparison.state.word == "RED" else 0
 
 

@@ -18,6 +18,7 @@ from harness.errors import RunRefused
 from harness.plan import ArmStatus, Status
 from harness.record import Contender, Header, LoadRecord, Run
 from harness.run import outcomes_of
+from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval, Judgement, State
 
 MOST_INVALID = 0.1
@@ -122,9 +123,15 @@ class Comparison:
         if search is None or not self.state.ranks:
             return ()
         chosen = [row for row in self.rows if row.arm in search.chosen and row.loads and row.status.word is Status.OK]
+        chosen = [row for row in chosen if row.is_reference or (row.contrast and row.contrast.word != "NOT_COMPARABLE")]
         ranked = sorted(chosen, key=lambda row: -(row.contrast.ratio if row.contrast else 1.0))
         apart = any(row.contrast is not None and row.contrast.word == "DIFFERENT" for row in ranked)
         return tuple(ranked[:1] if apart else ranked)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether any arm has a load that counts."""
+        return any(row.loads for row in self.rows)
 
 
 def compare(run: Run) -> Comparison:
@@ -139,11 +146,14 @@ def compare(run: Run) -> Comparison:
         label: tuple(loads[outcome.block, outcome.attempt, label] for outcome in found) for label, found in kept.items()
     }
     began = min(load.started_unix_s for load in loads.values())
+    contenders = {plan.public(each.arm): each for each in run.header.contenders}
     names = {arm.label: "its twin" if arm.label == drawn.twin else arm.text for arm in drawn.arms}
     statuses = plan.statuses(drawn, outcomes)
     often = _often_invalid(run, loads.values())
     # what an engine did wrong weighs more than how it stumbled
     statuses |= {shown: status for shown, status in often.items() if statuses[shown].word is Status.OK}
+    if drawn.twin is not None and statuses[drawn.twin].word is Status.VOID:  # it is the same arm
+        statuses[drawn.reference] = statuses[drawn.twin]
     claims = len(next(iter(judged.values()), ())) >= verdict.FEWEST_BLOCKS
     judgement = verdict.judge(
         plan.values(drawn, outcomes),
@@ -155,8 +165,11 @@ def compare(run: Run) -> Comparison:
         twin_label=drawn.twin,
         margin=drawn.margin,
         aliases=drawn.aliases,
-        unstable={label: found.reason for label, found in statuses.items() if found.word is Status.UNSTABLE},
+        unstable={
+            label: found.reason for label, found in statuses.items() if found.word in (Status.UNSTABLE, Status.VOID)
+        },
         disturbed=sum(outcome.disturbed for found in kept.values() for outcome in found),
+        moved=_moved({arm.label: contenders[arm.text] for arm in drawn.arms}, judged),
         names=names,
     )
     if claims and judgement.spread is not None:
@@ -165,7 +178,6 @@ def compare(run: Run) -> Comparison:
             if statuses[loose].word is Status.OK:
                 reason = f"{judgement.spread.far[loose]} of its loads are more than {limit} off its median"
                 statuses[loose] = ArmStatus(Status.UNSTABLE, reason)
-    contenders = {plan.public(each.arm): each for each in run.header.contenders}
     label_of = {arm.text: arm.label for arm in drawn.arms if arm.label != drawn.twin}
     judgement = dataclasses.replace(
         judgement,
@@ -176,7 +188,7 @@ def compare(run: Run) -> Comparison:
     )
 
     def row(contender: Contender, label: str | None, status: ArmStatus) -> Row:
-        return _row(run, contender, label, status, judged.get(label or "", ()), judgement, began)
+        return _row(run, contender, label, status, judged.get(label or "", ()), judgement, began, outcomes)
 
     rows = []
     for contender in run.header.contenders:
@@ -246,13 +258,14 @@ def _row(
     judged: Sequence[LoadRecord],
     judgement: Judgement,
     began: float,
+    outcomes: Sequence[plan.Outcome],
 ) -> Row:
     drawn = run.header.plan
     mine = [load for load in run.loads if load.stage == "block" and load.label == label]
     samples = [sample for load in mine for sample in run.samples_of(load)]
     values = tuple(_values(run, load, began) for load in judged)
     checked = [sample.output_ok for load in mine for sample in run.samples.get(load.id, ())]
-    placed = placement.realised_bytes(contender.realised.buffers) if contender.realised else None
+    host_bytes, device_bytes = _placed(contender, judged)
     return Row(
         arm=contender.arm,
         status=status,
@@ -269,15 +282,32 @@ def _row(
         vram_bytes=_most(load.telemetry.vram_bytes for load in mine if load.telemetry),
         rss_bytes=_most(load.telemetry.peak_rss_bytes for load in mine if load.telemetry),
         predicted_device_bytes=contender.predicted.device_bytes if contender.predicted else None,
-        realised_host_bytes=placed[0] if placed else None,
-        realised_device_bytes=placed[1] if placed else None,
+        realised_host_bytes=host_bytes[-1] if host_bytes else None,
+        realised_device_bytes=device_bytes[-1] if device_bytes else None,
         contrast=judgement.contrasts.get((label or "", drawn.reference)),
         samples=len(samples),
         invalid_samples=sum(sample.invalid is not None for sample in samples),
         invalid_reasons=dict(Counter(sample.invalid for sample in samples if sample.invalid)),
-        failed_loads=dict(Counter(load.failure.reason for load in mine if load.failure)),
+        failed_loads=dict(Counter(each.broken for each in outcomes if each.label == label and each.broken)),
         loads=values,
     )
+
+
+def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> tuple[list[int], list[int]]:
+    """Host and device bytes as the engine reported them, of the probe and then of each judged load."""
+    realised = [contender.realised, *(load.realised for load in judged)]
+    found = [bytes_ for each in realised if each and (bytes_ := placement.realised_bytes(each.buffers)) is not None]
+    return [host for host, _ in found], [device for _, device in found]
+
+
+def _moved(contenders: Mapping[str, Contender], judged: Mapping[str, Sequence[LoadRecord]]) -> dict[str, str]:
+    """Arms that did not place the weights alike in all their loads, and between what: engines that choose may."""
+    found = {}
+    for label, loads in judged.items():
+        _, device = _placed(contenders[label], loads)
+        if device and not placement.same_bytes(min(device), max(device)):
+            found[label] = f"{format_bytes(min(device))} to {format_bytes(max(device))} on the device"
+    return found
 
 
 def _values(run: Run, load: LoadRecord, began: float) -> LoadValues:
@@ -331,10 +361,18 @@ class Parity:
         return len({value for value in self.values.values() if value is not None}) > 1
 
 
-def parity(header: Header) -> tuple[Parity, ...]:
-    """Every setting that any engine read back, by arm: what was asked for is in the plan."""
-    loaded = [each for each in header.contenders if each.realised is not None]
-    names = sorted({name for each in loaded if each.realised for name in each.realised.settings})
-    return tuple(
-        Parity(name, {each.arm: each.realised.settings.get(name) for each in loaded if each.realised}) for name in names
-    )
+def parity(run: Run) -> tuple[Parity, ...]:
+    """Every setting that any engine read back, by arm: what was asked for is in the plan.
+
+    An arm of which not every load read the same has all its values, with strokes between them.
+    """
+    seen = {each.arm: [each.realised.settings] for each in run.header.contenders if each.realised is not None}
+    for load in run.loads:
+        if load.stage == "block" and load.realised is not None:
+            seen.setdefault(load.arm, []).append(load.realised.settings)
+    names = sorted({name for found in seen.values() for settings in found for name in settings})
+
+    def told(found: Sequence[Mapping[str, str]], name: str) -> str | None:
+        return " / ".join(dict.fromkeys(each[name] for each in found if name in each)) or None
+
+    return tuple(Parity(name, {arm: told(found, name) for arm, found in seen.items()}) for name in names)

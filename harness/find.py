@@ -37,9 +37,12 @@ TRIES = 2  # loads of one candidate until its samples are valid
 def find(options: Options, watch: Watch) -> Run:
     """Search, then confirm, in one run folder. Raises DuelError."""
     if options.resume:
-        return run(options, watch)
+        return run(dataclasses.replace(options, arms=DEFAULT_ARMS), watch)  # its plan names the arms
     if options.reference or options.contrast:
-        raise UsageError("the best value found is the reference here; leave out --reference and --contrast")
+        raise UsageError(
+            "the best value found is the reference here; leave out --reference and --contrast, "
+            "in variables and pyproject.toml too"
+        )
     field, sweep, options = _field(options, watch)
     over = _number_of(sweep)
     candidates, refused = _candidates(field, sweep, over)
@@ -52,8 +55,8 @@ def find(options: Options, watch: Watch) -> Run:
             reasons = "; ".join(dict.fromkeys(f"{each.arm}: {each.status.reason}" for each in tried))
             raise RunRefused(f"no value of {over} could be measured: {reasons}")
         watch(Progress(f"confirming {' and '.join(each.arm for each in chosen)} with fresh loads"))
-        running = [*others, *(each for each in chosen if each not in others)]
-        confirmed = dataclasses.replace(options, arms=",".join(each.arm for each in running), reference=chosen[0].arm)
+        running = [*chosen, *(each for each in others if each not in chosen)]  # the first that loads is the reference
+        confirmed = dataclasses.replace(options, arms=",".join(each.arm for each in running))
         search = Search(
             over=over,
             candidates=tuple(each.arm for each in candidates),
@@ -193,10 +196,11 @@ def _search(
         told = f"search, load {spent + 1} of {edge.MOST_LOADS} at most: {contender.arm}"
         known_length = bool(done) or options.out_tokens is not None
         loads, speeds, status = 0, list[float](), ArmStatus(Status.OK)
-        while not speeds and status.word in (Status.OK, Status.UNSTABLE) and loads < TRIES:
+        tries = min(TRIES, edge.MOST_LOADS - spent)
+        while not speeds and status.word in (Status.OK, Status.UNSTABLE) and loads < tries:
             loads += 1
             status, speeds = _load(field, contender, lengths[-1], options, folder, prompt_tokens, told, watch)
-            if speeds and not known_length and plan.out_tokens(max(speeds)) > lengths[-1]:
+            if speeds and not known_length and loads < tries and plan.out_tokens(max(speeds)) > lengths[-1]:
                 lengths.append(plan.out_tokens(max(speeds)))
                 speeds, known_length = [], True
         cell = placement.fits(contender.predicted, total, loaded=status.word is not Status.DOES_NOT_FIT)

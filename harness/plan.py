@@ -415,7 +415,11 @@ def _replay(plan: Plan, outcomes: Sequence[Outcome]) -> _Progress:
         if outcome.value is not None and not (outcome.disturbed and may_repeat):
             at.current[outcome.label] = outcome
             loaded.add(outcome.label)
-        elif outcome.value is None and (not may_repeat or (outcome.status in RESULTS and outcome.label not in loaded)):
+        elif outcome.value is None and (
+            not may_repeat
+            or outcome.status is Status.VOID  # right before is no excuse
+            or (outcome.status in RESULTS and outcome.label not in loaded)
+        ):
             at.out[outcome.label] = outcome
         else:
             restart(repeat=True)

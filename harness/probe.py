@@ -24,6 +24,7 @@ from harness.machine import Machine
 from harness.measure import Sample
 from harness.model import Model
 from harness.options import WHOLE, Options
+from harness.placement import Predicted
 from harness.plan import ArmStatus, Status
 from harness.record import Contender, LoadRecord
 from harness.registry import backend, backends
@@ -347,15 +348,18 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:
         return dataclasses.replace(contender, status=ArmStatus(Status.UNSTABLE, f"its samples are invalid: {broken}"))
-    if any(sample.output_ok is False for sample in samples):
-        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, WRONG))
     if digest is not None and digest != model.file.digest:
         reason = f"it loaded other weights ({digest[:12]}, not {model.file.digest[:12]})"
         return dataclasses.replace(contender, status=ArmStatus(Status.VOID, reason))
-    wrong = contender.predicted and placement.judge(contender.predicted, realised.buffers)
-    if wrong:
-        return dataclasses.replace(contender, status=ArmStatus(Status.VOID, wrong))
-    return contender
+    wrong = void(contender.predicted, load, samples)
+    return dataclasses.replace(contender, status=ArmStatus(Status.VOID, wrong)) if wrong else contender
+
+
+def void(predicted: Predicted | None, load: LoadRecord, samples: Sequence[Sample]) -> str | None:
+    """Why a load says nothing of its arm: it computed wrongly, or placed the weights otherwise; None if neither."""
+    if any(sample.output_ok is False for sample in samples):
+        return WRONG
+    return placement.judge(predicted, load.realised.buffers) if load.realised is not None else None
 
 
 def _status(contenders: Sequence[Contender], arm: str) -> Status:

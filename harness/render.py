@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from harness.arms import KNOBS
 from harness.changes import Change, Changes
 from harness.compare import Comparison, Row, parity
 from harness.differences import Difference
 from harness.gates import BAND_C, Temperatures
 from harness.plan import Status
-from harness.record import LoadRecord
+from harness.record import LoadRecord, Search
 from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval
 
@@ -125,13 +126,19 @@ def _best(comparison: Comparison) -> str:
     """What a search came to, by what was confirmed."""
     search = comparison.header.search
     assert search is not None
-    among = f"{len(search.candidates)} placements" if len(search.candidates) > 1 else "one placement"
+    among = _candidates(search)
     if not comparison.best:
         return f"Picked by a search over {search.over} ({among}): {' and '.join(search.chosen)}."
     names = " and ".join(row.arm for row in comparison.best)
     if len(comparison.best) == 1:
         return f"The best of {among} by {search.over} is {names}."
-    return f"The best of {among} by {search.over} are {names}, which are not told apart."
+    same = any(row.contrast is not None and row.contrast.word == "SAME" for row in comparison.best)
+    how = f"are the same within {percent(comparison.header.plan.margin)}" if same else "are not told apart"
+    return f"The best of {among} by {search.over} are {names}, which {how}."
+
+
+def _candidates(search: Search) -> str:
+    return count(len(search.candidates), "value" if search.over in KNOBS else "placement")
 
 
 def _claims(comparison: Comparison) -> list[str]:
@@ -166,6 +173,8 @@ def _claim(contrast: Contrast, arm: str, reference: str) -> str:
 
 def _nothing_to_compare(comparison: Comparison) -> str:
     row = comparison.reference
+    if not row.loads and row.status.word is not Status.OK:
+        return f"{row.arm}, the reference, has no numbers ({status_of(row)}), so nothing is compared."
     if not row.loads:
         return "There is no complete block yet."
     same = [other.arm for other in comparison.rows if other.status.alias_of is not None]
@@ -308,7 +317,7 @@ def _footer(comparison: Comparison) -> list[str]:
     lines += [f"{row.arm}: {status_of(row)}" for row in comparison.rows if len(status_of(row)) > 90]
     unequal = [
         f"{each.setting} ({', '.join(f'{arm}: {value or NONE}' for arm, value in each.values.items())})"
-        for each in parity(comparison.header)
+        for each in parity(comparison.run)
         if each.differs
     ]
     mute = [each.arm for each in comparison.header.contenders if each.realised and not each.realised.settings]
@@ -420,7 +429,7 @@ def _search(comparison: Comparison) -> list[str]:
         return []
     rows = [(number, each.arm, each.status.word, each.cell, each.loads) for number, each in enumerate(search.tried, 1)]
     told = [
-        f"{count(len(search.candidates), 'placement')} by {code(search.over)}, one candidate each, searched in "
+        f"{_candidates(search)} by {code(search.over)}, one candidate each, searched in "
         f"{count(sum(each.loads for each in search.tried), 'load')}. The search only picks: its speeds are in the "
         "samples and are no result.",
         _table(("try", "arm", "outcome", "device memory", "loads"), rows),
@@ -661,7 +670,7 @@ def _placements(comparison: Comparison) -> str:
 
 
 def _parity(comparison: Comparison) -> str:
-    found = parity(comparison.header)
+    found = parity(comparison.run)
     if not found:
         return "No engine told its settings."
     arms = list(found[0].values)

@@ -30,7 +30,6 @@ from harness.measure import Sample
 from harness.options import Options
 from harness.plan import Aside, Outcome, Plan, Planned, Status
 from harness.probe import (
-    WRONG,
     Field,
     Probe,
     Progress,
@@ -43,6 +42,7 @@ from harness.probe import (
     require_weights,
     shared_tokens,
     task,
+    void,
 )
 from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Search
 
@@ -207,8 +207,8 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
 
 
 def _by_label(drawn: Plan, found: Probe) -> dict[str, float]:
-    chief = next(arm.text for arm in drawn.arms if arm.label == drawn.reference)
-    return {arm.label: found.seconds_per_load.get(arm.text, found.seconds_per_load[chief]) for arm in drawn.arms}
+    seconds = {plan.public(arm): each for arm, each in found.seconds_per_load.items()}
+    return {arm.label: seconds[arm.text] for arm in drawn.arms}
 
 
 def _header(field: Field, found: Probe, drawn: Plan, options: Options, search: Search | None) -> Header:
@@ -305,7 +305,7 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
             load, samples = run_load(job, begun.folder, prompt_tokens, tell, wait=not options.no_wait, starts=starts)
             if load.thermal is not None:
                 starts.append(load.thermal.start)
-            outcomes.append(outcome_of(drawn, load, samples, watched=not options.no_wait))
+            outcomes.append(outcome_of(begun.header, load, samples, watched=not options.no_wait))
             watch(Progress(_told(load, outcomes[-1]), True, len(outcomes), done + left))
 
 
@@ -406,12 +406,13 @@ def _tasks(
     )
 
 
-def outcome_of(drawn: Plan, load: LoadRecord, samples: tuple[Sample, ...], *, watched: bool) -> Outcome:
-    """What the plan needs to know of a load."""
+def outcome_of(header: Header, load: LoadRecord, samples: tuple[Sample, ...], *, watched: bool) -> Outcome:
+    """What the plan needs to know of a load. One that did something else than asked is VOID, whatever its speed."""
     valid = [s.decode_tps for s in samples if not s.warmup and s.invalid is None and s.decode_tps is not None]
-    wrong = any(sample.output_ok is False for sample in samples)
-    value = None if load.failure or wrong else plan.load_value(valid, drawn.requests)
-    broken = WRONG if wrong else None
+    predicted = next((each.predicted for each in header.contenders if each.arm == load.arm), None)
+    broken = None if load.failure else void(predicted, load, samples)
+    wrong = broken is not None
+    value = None if load.failure or wrong else plan.load_value(valid, header.plan.requests)
     if value is None and not wrong:
         reasons = [sample.invalid for sample in samples if sample.invalid]
         broken = load.failure.reason if load.failure else f"too few valid requests: {'; '.join(reasons) or 'none ran'}"
@@ -430,7 +431,7 @@ def outcomes_of(run: Run) -> tuple[Outcome, ...]:
     """The outcomes of a run in its folder, in the order they were written."""
     watched = not run.header.options.get("no_wait", False)
     return tuple(
-        outcome_of(run.header.plan, load, run.samples.get(load.id, ()), watched=watched)
+        outcome_of(run.header, load, run.samples.get(load.id, ()), watched=watched)
         for load in run.loads
         if load.stage == "block"
     )

@@ -568,13 +568,14 @@ def state(
     left_out: Mapping[str, LeftOut | None] | None = None,
     aliases: Mapping[str, Contrast] | None = None,
     disturbed: int = 0,
+    moved: Mapping[str, str] | None = None,
     margin: float = MARGIN,
 ) -> State:
     """What a run of `n` blocks may claim.
 
     `unstable`: arms of a contrast that are, and why. `left_out` and `aliases` by the name of the
     pair; aliases are arms known to be one placement. `disturbed`: loads kept although other
-    programs were busy.
+    programs were busy; `moved`: arms that placed the weights differently from load to load.
     """
     red = [f"{name} is unstable: {why}." for name, why in (unstable or {}).items()]
     amber: list[str] = []
@@ -607,6 +608,7 @@ def state(
     for name, out in (left_out or {}).items():
         if out is not None and out.range > margin:
             amber.append(f"{name} moves by {_percent(out.range)} when one pair of blocks is left out.")
+    amber += [f"{name} did not place the weights alike in all its loads: {how}." for name, how in (moved or {}).items()]
     if disturbed:
         amber.append(f"{_count(disturbed, 'load')} ran while other programs were busy.")
     if n < FEWEST_BLOCKS and not torn:
@@ -663,6 +665,7 @@ def judge(
     unstable: Mapping[str, str] | None = None,
     aliases: Sequence[tuple[str, str]] = (),
     disturbed: int = 0,
+    moved: Mapping[str, str] | None = None,
     names: Mapping[str, str] | None = None,
 ) -> Judgement:
     """Judge a run from log speeds and start times, per arm and block; all arms have the same blocks.
@@ -702,6 +705,7 @@ def judge(
             if a in values and b in values
         },
         disturbed=disturbed,
+        moved={shown[label]: how for label, how in (moved or {}).items() if label in shown},
         margin=margin,
     )
     return Judgement(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +99,7 @@ def test_the_best_of_thirteen_placements_is_found_in_ten_loads_and_measured_agai
     assert search.candidates == tuple(f"llama-cpp@ncmoe={n}" for n in range(LAYERS + 1))
     assert sum(each.loads for each in search.tried) <= edge.MOST_LOADS
     assert int(search.chosen[0].rpartition("=")[2]) in near
-    assert {row.arm for row in comparison.rows} == {"ollama", *search.chosen}
+    assert [row.arm for row in comparison.rows] == [*search.chosen, "ollama"]
     assert comparison.reference.arm == search.chosen[0]
     run = comparison.run
     for row in comparison.rows:  # what is told of the chosen comes from loads of the blocks alone
@@ -174,6 +177,39 @@ def test_a_model_that_loads_nowhere_says_so_for_every_value_tried(layered: Path,
         walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), silent)
 
 
+def test_a_candidate_that_fails_where_all_should_load_does_not_end_the_search(layered: Path, tmp_path: Path) -> None:
+    card = Script(devices=(("CUDA0", "a card", 8000),))
+    dying = [{"when": f"--n-cpu-moe {n} ", "dies_loading": "killed"} for n in (LAYERS - 1, LAYERS)]
+    with engines.fake(tmp_path, card, cases=[*cases(refusing)[: LAYERS - 1], *dying]):
+        comparison = walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), silent)
+
+    search = comparison.header.search
+    assert search is not None
+    assert int(search.chosen[0].rpartition("=")[2]) in range(5, 8)
+    assert sum(each.loads for each in search.tried) <= edge.MOST_LOADS
+
+
+def test_a_winner_that_fails_before_it_is_confirmed_leaves_it_to_the_next(layered: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    speeds = {"devices": [["CUDA0", "a card", 8000]], "cases": cases(refusing)}
+    script.write_text(json.dumps(speeds))
+
+    def break_the_winner(progress: Progress) -> None:
+        if found := re.match(r"confirming llama-cpp@ncmoe=(\d+)", progress.text):
+            dies = {"when": f"--n-cpu-moe {found[1]} ", "dies_loading": "killed"}
+            script.write_text(json.dumps(speeds | {"cases": [*cases(refusing), dies]}))
+
+    with engines.fake(tmp_path, Script()):
+        os.environ["LLAMADUEL_FAKE"] = str(script)
+        given = options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}")
+        comparison = walk.find(given, break_the_winner)
+
+    search = comparison.header.search
+    assert search is not None
+    assert comparison.row(search.chosen[0]).status.word is Status.CRASHED
+    assert comparison.reference.arm == search.chosen[1]
+
+
 def test_the_search_is_what_a_continued_run_keeps(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),))
     with engines.fake(tmp_path, card, cases=cases(refusing)):
@@ -184,7 +220,8 @@ def test_the_search_is_what_a_continued_run_keeps(layered: Path, tmp_path: Path)
 
         begun = walk.find(options(layered, tmp_path / "runs"), stop)
         assert not begun.finished
-        resumed = walk.find(Options(resume=str(begun.run.folder), no_wait=True), silent)
+        again = options(layered, tmp_path / "runs", resume=str(begun.run.folder))  # as it was typed, and --resume
+        resumed = walk.find(again, silent)
     assert resumed.finished
     assert resumed.header.search == begun.header.search
     assert {row.status.word for row in resumed.rows} <= {Status.OK, Status.UNSTABLE}

@@ -18,7 +18,8 @@ from harness import process, record
 from harness.errors import RunRefused, UsageError
 from harness.options import Options
 from harness.plan import Status
-from harness.probe import Progress
+from harness.probe import Progress, Watch
+from harness.render import table
 from harness.testing import engines
 from harness.testing.script import Script
 from harness.walk import duel, read, verify
@@ -180,6 +181,88 @@ def test_output_that_goes_wrong_later_makes_the_arm_void(model: Path, tmp_path: 
     assert row.output_ok is False
     assert row.contrast is None, "nothing is ranked with it"
     assert "WRONG on llama-cpp@cpu-moe" in (comparison.run.folder / "report.md").read_text()
+
+
+def turning(script: Path, before: dict[str, object], after: dict[str, object], when: str) -> Watch:
+    """Changes what the fake engines do at the first progress that begins so."""
+    script.write_text(json.dumps(before))
+
+    def watch(progress: Progress) -> None:
+        if progress.text.startswith(when):
+            script.write_text(json.dumps(before | after))
+
+    return watch
+
+
+def test_one_wrong_answer_among_many_right_ones_makes_the_arm_void(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    right: dict[str, object] = {"itl_s": 0.002, "devices": [["CUDA0", "a card", 8000]]}
+    wrong: dict[str, object] = {"cases": [{"when": "--cpu-moe", "words": ["nonsense"]}]}
+    turn = turning(script, right, wrong, "block 1: llama-cpp@cpu-moe")
+
+    def watch(progress: Progress) -> None:
+        turn(progress)
+        if progress.lasting and progress.text.startswith("block 1: llama-cpp@cpu-moe"):
+            script.write_text(json.dumps(right))  # and from here on it is right again
+
+    with engines.fake(tmp_path, FAST):
+        os.environ["LLAMADUEL_FAKE"] = str(script)
+        comparison = duel(options(model, tmp_path / "runs", arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), watch)
+
+    row = comparison.row("llama-cpp@cpu-moe")
+    assert row.status.word is Status.VOID
+    assert not row.loads
+    assert "known answer" in table(comparison)
+
+
+def test_weights_placed_otherwise_after_the_probe_make_the_arm_void(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    card: dict[str, object] = {"itl_s": 0.002, "devices": [["CUDA0", "a card", 8000]]}
+    elsewhere = {"cases": [{"when": "--cpu-moe", "buffers": [["CUDA0", "model", 500.0], ["CPU", "model", 1.0]]}]}
+    with engines.fake(tmp_path, FAST):
+        os.environ["LLAMADUEL_FAKE"] = str(script)
+        arms = "llama-cpp@ngl=99,llama-cpp@cpu-moe"
+        watch = turning(script, card, dict(elsewhere), "block 1")
+        comparison = duel(options(model, tmp_path / "runs", arms=arms), watch)
+
+    status = comparison.row("llama-cpp@cpu-moe").status
+    assert status.word is Status.VOID
+    assert "where" in status.reason
+    assert "were predicted" in status.reason
+
+
+def test_an_engine_that_chooses_anew_in_each_load_is_said_to(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    held = [["CUDA0", "model", 20.0], ["CUDA0", "KV", 1.0], ["CPU", "model", 20.0]]
+    less = [["CUDA0", "model", 5.0], ["CUDA0", "KV", 1.0], ["CPU", "model", 35.0]]
+    card: dict[str, object] = {"itl_s": 0.002, "devices": [["CUDA0", "a card", 8000]], "buffers": held}
+    with engines.fake(tmp_path, FAST):
+        os.environ["LLAMADUEL_FAKE"] = str(script)
+        watch = turning(script, card, {"buffers": less}, "block 2")
+        comparison = duel(options(model, tmp_path / "runs", arms="ollama,llama-cpp"), watch)
+
+    told = " ".join(comparison.state.reasons)
+    assert "llama-cpp did not place the weights alike in all its loads: 6.00 MiB to 21.0 MiB on the device" in told
+    assert comparison.row("llama-cpp").realised_device_bytes == 6 << 20
+
+
+def test_a_reference_that_dies_leaves_no_result_and_says_why(model: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    with engines.fake(tmp_path, FAST):
+        os.environ["LLAMADUEL_FAKE"] = str(script)
+        watch = turning(script, {"itl_s": 0.002}, {"dies_loading": "segmentation fault"}, "block 1")
+        comparison = duel(options(model, tmp_path / "runs", arms="llama-cpp"), watch)
+
+    assert not comparison.has_numbers
+    assert "llama-cpp, the reference, has no numbers (CRASHED" in table(comparison)
+
+
+def test_an_arm_with_hosts_in_it_can_be_the_reference(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, Script(itl_s=0.002, devices=(("CUDA0", "a card", 8000),))):
+        arms = "llama-cpp@ngl=99,rpc=127.0.0.1:1,llama-cpp@cpu-moe"
+        comparison = duel(options(model, tmp_path / "runs", arms=arms), silent)
+
+    assert comparison.reference.arm == "llama-cpp@ngl=99,rpc=127.0.0.1:1"
 
 
 def test_a_model_that_changes_under_the_run_ends_it(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:

@@ -210,12 +210,17 @@ class Server:
         end("", code)
 
     def _placed(self) -> list[tuple[str, str, float]]:
+        scripted = None
         if self.script.buffers is not None:
-            return [(name, kind, mib) for name, kind, mib in self.script.buffers]
+            scripted = [(name, kind, mib) for name, kind, mib in self.script.buffers]
+        if scripted is not None and not self.path.is_file():
+            return scripted
         if not self.path.is_file():
             raise ValueError(f"llama_model_load_from_file_impl: failed to load model '{self.path}': no such file")
         model = loading.read_weights(self.path)
         self.words = self.script.words or model.words() or WORDS
+        if scripted is not None:
+            return scripted
         layers = self.flags.get("n-gpu-layers", "auto")
         every = 999_999
         return loading.buffers(
