@@ -69,6 +69,7 @@ class Ollama:
 
     def __init__(self) -> None:
         self._ways: dict[Engine, _Way] = {}
+        self._found: Engine | None = None  # by the last `find`; `command` speaks of it
         self._merged: dict[str, ModelFile] = {}  # split models, by the digest of their tensors
         self._kept = contextlib.ExitStack()  # holds the folders of merged models until we exit
 
@@ -78,6 +79,7 @@ class Ollama:
         except EngineFailed as error:
             raise Unavailable(f"Ollama is here but does not start: {error}; name another with --ollama") from error
         self._ways[engine] = way
+        self._found = engine
         return engine
 
     def parse(self, text: str) -> Arm:
@@ -96,22 +98,42 @@ class Ollama:
         return ollama_store.resolve(name, ollama_store.user_stores(), asked=name != ref)
 
     def command(self, arm: Arm, model: ModelFile, settings: Settings) -> str:
-        """Four lines: a server of one's own, the model in it, and a chat with its speed shown."""
-        told, device = _told(arm.placement, settings), ""
+        """A server of one's own with the model in it, and a chat; what was started and written ends with the chat.
+
+        One group of lines, for a shell reads that whole before it starts anything: else the chat would
+        take the rest of the paste for a prompt. A comment for a runner that `ollama create` cannot use.
+        """
+        engine = self._found
+        runner = self._ways[engine].runner if engine else None
+        if engine and runner and not _quantize(runner).is_file():
+            again = shlex.join(["llamaduel", "run", str(model.path), "--arms", str(arm)])
+            return (
+                f"# Nothing to paste: the runner, {engine.runner}, has no llama-quantize for `ollama create`. "
+                f"With this run's options, `{again}` repeats it."
+            )
+        own = engine.path if engine and engine.origin in {"option", "cache"} else Path("ollama")
+        program = '"$d/bin/ollama"' if runner else shlex.quote(str(own))
+        told, device = _told(arm.placement, settings), []
         if settings.stand_in_bytes is not None:
             spare = psutil.virtual_memory().total - settings.stand_in_bytes
-            told |= _seen("127.0.0.1:50052", max(0, spare) // SIZES["MiB"])
-            device = "ggml-rpc-server -t 1 -p 50052 & "
-        served = " ".join([*(f"{key}={shlex.quote(value)}" for key, value in told.items()), "ollama serve"])
+            told |= _seen(stand_in.USUAL, max(0, spare) // SIZES["MiB"])
+            server = runner.path if runner else engine and _own_runner(engine.path)
+            device_program = (server and stand_in.program(server)) or stand_in.NAMES[0]
+            device = [f"{shlex.quote(str(device_program))} -t 1 > /dev/null 2>&1 & device=$!"]
+        assigned = [f"{key}={shlex.quote(value)}" for key, value in told.items()]
         source = model.path.parent if len(model.shards) > 1 else model.path
         options = {key: value for key, value in _options(arm.placement, settings).items() if value is not None}
         modelfile = [f"FROM {source}", *(f"PARAMETER {key} {json.dumps(value)}" for key, value in options.items())]
         return "\n".join(
             (
-                "export OLLAMA_HOST=127.0.0.1:11435",
-                f"{device}{served} > ollama.log 2>&1 & sleep 2",
-                f"printf '%s\\n' {shlex.join(modelfile)} | ollama create duel -f /dev/stdin",
-                "ollama run duel --verbose",
+                '(set -m; server= device=; d=$(mktemp -d "$PWD/duel.XXXXXX") || exit',
+                """trap 'kill $server $device; wait; rm -r "$d"' EXIT""",
+                *(_layout_lines(engine.path, runner) if engine and runner else ()),
+                'export OLLAMA_HOST=127.0.0.1:11435 OLLAMA_MODELS="$d/models"',
+                *device,
+                f"{' '.join([*assigned, program])} serve > ollama.log 2>&1 & server=$!; sleep 2 && kill -0 $server &&",
+                f"printf '%s\\n' {shlex.join(modelfile)} | {program} create duel -f /dev/stdin &&",
+                f"{program} run duel --verbose)",
             )
         )
 
@@ -412,6 +434,20 @@ def _lay_out(folder: Path, binary: Path, way: _Way) -> Path:
         for file in build.glob(pattern):
             (beside / file.name).symlink_to(file)
     return program
+
+
+def _layout_lines(binary: Path, runner: Engine) -> Iterator[str]:
+    """The same layout in `$d`, in shell."""
+    build = runner.path.resolve().parent
+    links = [shlex.quote(str(path)) for path in (build / "llama-server", _quantize(runner))]
+    links += [f"{shlex.quote(str(build))}/lib*"] if any(build.glob("lib*")) else []
+    yield f'mkdir -p "$d/bin" "$d/lib/ollama"; cp {shlex.quote(str(binary))} "$d/bin/ollama"'
+    yield f'ln -s {" ".join(links)} "$d/lib/ollama"'
+
+
+def _quantize(runner: Engine) -> Path:
+    """Where the program is that `ollama create` checks a GGUF with."""
+    return runner.path.resolve().with_name("llama-quantize")
 
 
 @contextlib.contextmanager

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from harness import differences, plan, record
 from harness.arms import parse_arms
-from harness.errors import RunRefused, UsageError
+from harness.errors import Regression, RunRefused, UsageError
 from harness.machine import Machine
 from harness.options import Options
-from harness.plan import Status
+from harness.plan import FAILED, ArmStatus, Status
 from harness.record import Header
 
 EQUAL = ("settings", "prompt_tokens", "context", "thinking")  # options that make another task
@@ -31,9 +31,14 @@ def header(options: Options) -> Header | None:
 
 
 def follow(options: Options) -> Options:
-    """The options with the baseline's reference. Raises UsageError where no regression could ever be found."""
+    """The options with the baseline's reference. Raises UsageError where no regression could ever be found.
+
+    The baseline is named by its whole path, for a run may be continued from another folder.
+    """
+    if options.resume:
+        return _as_begun(options)
     before = header(options)
-    if before is None or options.resume:
+    if before is None or options.fail_on_regression is None:
         return options
     if options.preset == "quick":
         raise UsageError("--preset quick makes no claims, so it finds no regression; leave it out")
@@ -56,7 +61,30 @@ def follow(options: Options) -> Options:
     same = {each.arm for each in before.contenders if reference in (each.arm, each.status.alias_of)}
     if options.reference is not None and not same & {str(arm) for arm in parse_arms(options.reference)}:
         raise UsageError(f"the baseline's reference is {reference}, not {options.reference}; leave --reference out")
-    return dataclasses.replace(options, reference=reference)
+    return dataclasses.replace(options, reference=reference, fail_on_regression=_whole(options.fail_on_regression))
+
+
+def _as_begun(options: Options) -> Options:
+    """With the baseline of the run that is continued, which must still be there: it is read at the end."""
+    now, then = options.fail_on_regression, _of_run(Path(str(options.resume)))
+    if then is None or (now not in (None, then) and _whole(str(now)) != then):
+        return options  # another one is refused with the other options of a run that was begun
+    try:
+        record.read(Path(then))
+    except RunRefused as error:
+        raise UsageError(
+            f"{options.resume} was begun with a baseline that is gone or damaged; put it back ({error})"
+        ) from None
+    return dataclasses.replace(options, fail_on_regression=then)
+
+
+def _of_run(folder: Path) -> str | None:
+    found = record.read(folder).header.options.get("fail_on_regression")
+    return None if found is None else str(found)
+
+
+def _whole(folder: str) -> str:
+    return str(Path(folder).absolute())
 
 
 def require_same(options: Options, weights_digest: str, prompts_digest: str, machine: Machine) -> None:
@@ -77,6 +105,16 @@ def out_tokens(options: Options) -> int | None:
     """The length of an answer in the baseline."""
     before = header(options)
     return before.plan.out_tokens if before else None
+
+
+def no_reference(options: Options, arm: str, status: ArmStatus) -> RunRefused:
+    """The error of a run whose reference does not run; that of a baseline ran before, and none can stand for it."""
+    if options.fail_on_regression is None:
+        return RunRefused(f"the reference {arm} cannot run ({status.reason}); name another with --reference")
+    said = f"{arm}, the reference of the baseline {options.fail_on_regression}, does not run any more ({status})"
+    if status.word in FAILED:
+        return Regression(f"{said}: that is a regression by itself, and without it no other arm can be compared")
+    return RunRefused(f"{said}, so nothing can be compared with it; measure a new baseline")
 
 
 def _reference(before: Header) -> str:

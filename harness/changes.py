@@ -2,7 +2,8 @@
 
 An arm's change is the difference of its mean log ratios to the reference, with an interval that is
 joint over all arms compared. What would make that ratio mean something else forbids a verdict. A
-loss that is shown to be beyond the margin is a regression, and so is an arm that no longer runs.
+loss that is shown to be beyond the margin is a regression, and so is an arm that no longer runs,
+the reference too.
 """
 
 from __future__ import annotations
@@ -17,12 +18,10 @@ from harness import differences, verdict
 from harness.compare import Comparison, Row
 from harness.differences import Difference
 from harness.errors import RunRefused
-from harness.plan import Status
+from harness.plan import FAILED, Status
 from harness.verdict import Interval, Level
 
 Word: TypeAlias = Literal["SAME", "FASTER", "SLOWER", "INCONCLUSIVE", "LOST", "NOT_COMPARABLE"]
-
-FAILED = frozenset({Status.DOES_NOT_FIT, Status.CRASHED, Status.TIMEOUT, Status.VOID, Status.NOOP})  # by the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,7 @@ def compare_runs(before: Comparison, after: Comparison) -> Changes:
         (row, later[row.arm])
         for row in before.rows
         if row.arm in later
-        and row.arm != reference
+        and not (row.arm == reference and row.loads and later[row.arm].loads)  # the others are read through it
         and not row.status.word is later[row.arm].status.word is Status.ALIAS  # it has no numbers of its own
     ]
     reasons = {row.arm: _why_not(row, other, before, after, found) for row, other in pairs}
@@ -133,16 +132,18 @@ def _why_not(row: Row, other: Row, before: Comparison, after: Comparison, found:
     """Why nothing may be said about this arm, in words; None if it may be judged."""
     reference = before.reference.arm if before.reference.arm == after.reference.arm else None
     if not row.loads:
-        now = "" if other.loads else f", and has none now ({other.why_not})"
-        return f"it had no numbers before ({row.why_not}){now}"
+        now = "" if other.loads else f", and has none now ({_why_none(other)})"
+        return f"it had no numbers before ({_why_none(row)}){now}"
     if not other.loads:
-        return f"it ran before, now {other.why_not}"
+        return f"it ran before, now {_why_none(other)}"
     if forbidding := _forbidding(found, row.arm, reference):
         more = f" (and {len(forbidding) - 1} more)" if len(forbidding) > 1 else ""
         return f"{forbidding[0]}{more}"
     if reference is None:
         return "the runs have no common reference, so the two days are confounded"
     for comparison, which in ((before, "earlier"), (after, "later")):
+        if not comparison.reference.loads:
+            return f"in the {which} run the reference has no loads"
         if not comparison.state.ranks:
             return f"the {which} run is {comparison.state.word} and ranks nothing"
         mine = comparison.row(row.arm)
@@ -156,9 +157,18 @@ def _why_not(row: Row, other: Row, before: Comparison, after: Comparison, found:
     return None
 
 
+def _why_none(row: Row) -> str:
+    """Why an arm has no numbers. One that is well has none in a run that was stopped too early."""
+    return row.why_not or "no complete block"
+
+
 def _without_verdict(row: Row, other: Row, reason: str, after: Comparison, *, forbidden: bool) -> Change:
-    """An arm that its engine no longer runs is lost, unless the two runs are of different things."""
-    lost = bool(row.loads) and not other.loads and other.status.word in FAILED and not forbidden
+    """An arm that its engine no longer runs is lost, unless the two runs are of different things.
+
+    So is one of which no load counts: the plan left it out, for too few of its requests were valid.
+    """
+    fails = other.status.word in FAILED or (other.status.word is Status.UNSTABLE and after.finished)
+    lost = bool(row.loads) and not other.loads and fails and not forbidden
     return Change(
         arm=row.arm,
         word="LOST" if lost else "NOT_COMPARABLE",

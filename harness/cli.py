@@ -132,7 +132,7 @@ def _print(text: str) -> None:
 
 
 def _print_json(data: Any) -> None:
-    _print(json.dumps(data, indent=1))
+    _print(json.dumps(data, indent=1, allow_nan=False))
 
 
 def _say(line: str) -> None:

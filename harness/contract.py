@@ -140,6 +140,14 @@ class Usage:
     truncated: bool = False
 
 
+MOST = 1e18  # of any number in a record: beyond it arithmetic breaks, and nothing here was ever measured so large
+
+
+def is_measurable(number: float) -> bool:
+    """False for what is infinite, beyond reason or, like NaN, no number at all."""
+    return -MOST < number < MOST
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """One allocation that the engine reported while loading. `kind`: weights, kv, compute, output."""

@@ -4,6 +4,7 @@
     ├── UsageError       what was typed cannot be taken; names the nearest valid word
     ├── ModelError       the file is not a model that can be measured
     ├── RunRefused       nothing was measured, and why
+    │   └── Regression   what the baseline measured does not run any more
     ├── Unavailable      an engine, or a placement of it, cannot be had here; how to get it
     └── EngineFailed     an engine was started and did not do its work
         ├── DoesNotFit   out of memory while loading: a result, not an accident
@@ -35,6 +36,10 @@ class ModelError(DuelError):
 
 class RunRefused(DuelError):
     pass
+
+
+class Regression(RunRefused):
+    exit_code = 4
 
 
 class Unavailable(DuelError):

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from harness.contract import Chunk, Prompt, Request, Session, Usage
+from harness.contract import Chunk, Prompt, Request, Session, Usage, is_measurable
 from harness.errors import EngineFailed
 
 CLOCKS_DIFFER_S = 0.020  # client and engine may differ by this, or by 1 % of the window
@@ -386,7 +386,7 @@ def _interpret(session: Session, stream: _Stream) -> tuple[list[tuple[int, Chunk
         return chunks, usage, f"HTTP {stream.status}: {_error_text(body)}"
     for number, (stamp, line) in enumerate(stream.lines, 1):
         try:
-            item = session.read(line.rstrip(b"\r\n")) if line.strip() else None
+            item = _with_numbers(session.read(line.rstrip(b"\r\n"))) if line.strip() else None
         except EngineFailed as error:
             return chunks, usage, f"the engine reported an error in its stream: {error}"
         except Exception as error:  # an adapter may trip over anything that a broken engine sends
@@ -405,6 +405,15 @@ def _interpret(session: Session, stream: _Stream) -> tuple[list[tuple[int, Chunk
         return chunks, session.settle(usage), None
     except EngineFailed as error:
         return chunks, usage, str(error)
+
+
+def _with_numbers(item: Chunk | Usage | None) -> Chunk | Usage | None:
+    """The same. Raises ValueError for a number that no record can hold, such as NaN."""
+    for each in fields(item) if item is not None else ():
+        value = getattr(item, each.name)
+        if isinstance(value, int | float) and not is_measurable(value):
+            raise ValueError(f"{each.name} is {value:g}, which was never measured")
+    return item
 
 
 def _merged(before: Usage | None, after: Usage) -> Usage:

@@ -46,6 +46,7 @@ class Status(StrEnum):
     UNSTABLE = "UNSTABLE"
 
 
+FAILED = frozenset({Status.DOES_NOT_FIT, Status.CRASHED, Status.TIMEOUT, Status.VOID, Status.NOOP})  # by the engine
 RESULTS = frozenset({Status.DOES_NOT_FIT, Status.UNAVAILABLE, Status.VOID, Status.NOOP})  # repeating changes nothing
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.contract import Engine, Realised, Settings
+from harness.contract import Engine, Realised, Settings, is_measurable
 from harness.errors import RunRefused
 from harness.gates import PageCache, Thermal
 from harness.machine import Machine
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 FORMAT = 1  # of both files; 1: the first
+DIGITS = 40  # of a number, in words
 HEADER, LINES, LOCK = "run.json", "samples.jsonl", "run.lock"
 
 
@@ -220,7 +221,7 @@ def exists(folder: Path) -> bool:
 
 def create(folder: Path, header: Header) -> None:
     """Make the folder and write its header, synced. Raises RunRefused, also if it holds a run already."""
-    text = json.dumps(to_json(header), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(to_json(header), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with _refusing(folder, "written", "free some room, or name another folder with --out"):
         if exists(folder):
             raise RunRefused(
@@ -239,7 +240,7 @@ def append(folder: Path, record: LoadRecord | SampleLine) -> None:
     """One line, on disk when this returns. Raises RunRefused."""
     kind = "load" if isinstance(record, LoadRecord) else "sample"
     line = {"format": FORMAT, "kind": kind, **to_json(record)}
-    text = json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+    text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     with (
         _refusing(folder, "written", f"make room or give the disk back, then go on by --resume {folder}"),
         (folder / LINES).open("ab") as file,
@@ -260,7 +261,9 @@ def _read(folder: Path) -> Run:
     if not path.is_file():
         raise RunRefused(f"{folder} holds no run: there is no {HEADER} in it; name a folder that `llamaduel run` made")
     try:
-        header = _adapter(Header).validate_json(path.read_bytes())
+        header = _adapter(Header).validate_python(_parsed(path.read_bytes()))
+    except _Damaged as error:
+        raise RunRefused(f"{path} is damaged: {error}") from None
     except ValueError as error:
         raise RunRefused(f"{path} cannot be read ({_first_line(error)}); it was written by another version") from None
     if header.format != FORMAT:
@@ -286,7 +289,7 @@ def _lines(path: Path) -> Iterable[LoadRecord | SampleLine]:
     text = path.read_bytes()
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
-            data = json.loads(line)
+            data = _parsed(line)
             kind = LoadRecord if data.pop("kind") == "load" else SampleLine
             if data.pop("format") != FORMAT:
                 raise RunRefused(f"{path}, line {number}: another format than {FORMAT}")
@@ -295,6 +298,29 @@ def _lines(path: Path) -> Iterable[LoadRecord | SampleLine]:
             if line.endswith(b"\n"):
                 raise RunRefused(f"{path}, line {number} is damaged: {_first_line(error)}") from None
             return  # the moment of a kill: this sample never was
+
+
+class _Damaged(ValueError):
+    """JSON that this module does not write."""
+
+
+def _parsed(text: bytes) -> Any:
+    """JSON data whose numbers can be reckoned with. Raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=_number, parse_float=_number, parse_int=_integer)
+    except RecursionError:
+        raise _Damaged("it is nested without end") from None
+
+
+def _number(text: str) -> float:
+    if not is_measurable(number := float(text)):
+        raise _Damaged(f"{text[:DIGITS]} is not a number that a run can hold")
+    return number
+
+
+def _integer(text: str) -> int:
+    _number(text)  # before it is read: Python takes its time over very long ones
+    return int(text)
 
 
 def _first_line(error: Exception) -> str:

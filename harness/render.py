@@ -838,7 +838,7 @@ def changes_table(changes: Changes) -> str:
         (change.arm, spread(change.before_tps), spread(change.after_tps), bounds(change), _change_word(change))
         for change in changes.changes
     ]
-    if changes.reference is not None:
+    if changes.reference is not None and changes.reference not in {change.arm for change in changes.changes}:
         speeds = (spread(before.reference_tps), spread(after.reference_tps))
         cells.insert(0, (changes.reference, *speeds, NONE, "reference (confounded)"))
     headers = ("arm", "before, tok/s", "after, tok/s", "after / before", "verdict")

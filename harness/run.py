@@ -74,7 +74,7 @@ def new_folder(options: Options, field: Field) -> Iterator[Path]:
         except RunRefused as error:
             if record.exists(folder):
                 raise
-            raise RunRefused(f"{error}; the engines' logs are in {folder / 'engines'}") from None
+            raise type(error)(f"{error}; the engines' logs are in {folder / 'engines'}") from None
         except BaseException:
             if not record.exists(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -165,7 +165,7 @@ def _draw(field: Field, found: Probe, options: Options) -> Plan:
     arms = [each.arm for each in running]
     if options.reference is not None and options.reference not in arms:
         lost = next(each for each in found.contenders if each.arm == options.reference)
-        raise RunRefused(f"the reference {lost.arm} cannot run ({lost.status.reason}); name another with --reference")
+        raise baseline.no_reference(options, lost.arm, lost.status)
     contrasts = [plan.read_contrast(pair, [each.arm for each in found.contenders]) for pair in options.contrast]
     contrasts = [(a, b) for a, b in contrasts if a in arms and b in arms]
     if options.contrast and not contrasts:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import changes, differences, plan, record, render, verdict
+from harness import baseline, changes, differences, plan, record, render, verdict
 from harness.changes import Changes, compare_runs
 from harness.cli import main
 from harness.compare import compare
@@ -116,10 +116,12 @@ def played(
     folder: Path = Path("run"),
     dies: str = "",
     twin: float = 1.0,
+    mute: str = "",
 ) -> Run:
     """A whole run without an engine: loads in the order of its plan, each at the speed of its arm.
 
     `noise` is the standard deviation of a load's log speed; the twin runs at `twin` times the speed.
+    `dies` names an arm whose loads all crash, `mute` one of whose requests none is valid.
     """
     speeds, drawn = TPS | (tps or {}), header.plan
     outcomes: list[plan.Outcome] = []
@@ -128,7 +130,7 @@ def played(
     while (load := plan.next_load(drawn, outcomes)) is not None:
         wobble = random.Random(f"{header.started}/{load.block}/{load.label}").gauss(0, noise)
         speed = speeds[load.arm] * math.exp(wobble) * (twin if load.label == drawn.twin else 1.0)
-        lost = load.arm == dies
+        lost = load.arm in (dies, mute)
         begun = 1e9 + 60.0 * len(loads)
         loads.append(
             LoadRecord(
@@ -141,7 +143,7 @@ def played(
                 position=load.position,
                 started_unix_s=begun,
                 ended_unix_s=begun + 50,
-                failure=ArmStatus(Status.CRASHED, "it died") if lost else None,
+                failure=ArmStatus(Status.CRASHED, "it died") if load.arm == dies else None,
                 weights_digest=drawn.weights_digest,
             )
         )
@@ -153,7 +155,7 @@ def played(
                 label=load.label,
                 value=None if lost else math.log(speed),
                 broken="it died" if lost else None,
-                status=Status.CRASHED if lost else Status.OK,
+                status=Status.CRASHED if load.arm == dies else Status.OK,
             )
         )
     return Run(folder=folder, header=header, loads=tuple(loads), samples=samples)
@@ -314,6 +316,51 @@ def test_an_arm_that_dies_in_the_blocks_is_lost_even_where_nothing_else_may_be_s
     assert found.after.state == "SCREENING"
     assert (of(found).word, of(found, THIRD).word) == ("LOST", "NOT_COMPARABLE")
     assert found.regression
+
+
+@pytest.mark.parametrize("fault", ["dies", "mute"])
+def test_a_reference_that_no_longer_runs_is_lost_and_leaves_the_others_without_a_verdict(fault: str) -> None:
+    found = since(played(later(), **{fault: REFERENCE}))  # type: ignore[arg-type]
+
+    reference = of(found, REFERENCE)
+    assert (reference.word, reference.regression) == ("LOST", True)
+    assert ("it died" if fault == "dies" else "too few valid requests") in reference.reason
+    assert (found.regression, found.level) == (True, None)
+    for arm in (OTHER, THIRD):
+        assert of(found, arm).word == "NOT_COMPARABLE"
+        assert of(found, arm).reason == "in the later run the reference has no loads"
+    table = render.changes_table(found)
+    assert "nan" not in table
+    assert "confounded" not in table
+    assert f"{REFERENCE} is lost, a regression: it ran before, now " in table
+
+
+def test_through_a_reference_that_never_ran_nothing_is_judged() -> None:
+    found = since(played(later()), played(a_header(), dies=REFERENCE))
+
+    assert (found.regression, found.decided) == (False, False)
+    assert {change.word for change in found.changes} == {"NOT_COMPARABLE"}
+    assert of(found).reason == "in the earlier run the reference has no loads"
+    assert of(found, REFERENCE).reason == "it had no numbers before (CRASHED: it died)"
+    assert "nan" not in render.changes_table(found)
+    json.dumps(record.to_json(found), allow_nan=False)
+
+
+def test_an_arm_of_which_no_load_counts_any_more_is_lost() -> None:
+    found = since(played(later(), mute=OTHER))
+
+    assert (of(found).word, found.regression) == ("LOST", True)
+    assert of(found).reason.startswith("it ran before, now UNSTABLE: too few valid requests")
+    assert of(found, THIRD).word == "SAME"
+
+
+def test_a_run_that_was_stopped_in_its_first_block_loses_nothing() -> None:
+    whole = played(later())
+    found = since(dataclasses.replace(whole, loads=whole.loads[:2]))
+
+    assert not found.regression
+    assert {change.word for change in found.changes} == {"NOT_COMPARABLE"}
+    assert of(found).reason == "it ran before, now no complete block"
 
 
 def test_on_another_machine_a_failure_is_no_regression() -> None:
@@ -558,11 +605,12 @@ def test_one_difference_of_several_arms_is_one_line() -> None:
         (played(later()), 0, 0),
         (played(later(), {OTHER: 0.9 * TPS[OTHER]}), 0, 4),
         (played(later(contender(REFERENCE), failed(Status.CRASHED), contender(THIRD))), 0, 4),
+        (played(later(), dies=REFERENCE), 0, 4),
         (played(later(), twin=0.9), 0, 3),
         (played(later(preset="quick")), 0, 1),
         (played(later(reference=THIRD)), 0, 1),
     ],
-    ids=["same", "slower", "lost", "red", "screening", "no common reference"],
+    ids=["same", "slower", "lost", "reference lost", "red", "screening", "no common reference"],
 )
 def test_compare_fails_only_where_it_is_asked_to(
     after: Run, code: int, gated: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -674,6 +722,64 @@ def test_an_arm_that_dies_since_the_baseline_fails_the_run(
     assert header.plan.out_tokens == begun.plan.out_tokens, "an answer is as long as in the baseline"
     assert header.options["reference"] == "llama-cpp@ngl=99"
     assert "fail-on-regression" not in header.command, "the command repeats the run; what it is held against is no part"
+
+
+def test_a_reference_that_dies_in_the_probe_is_a_regression_by_itself(
+    begun: Header, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = finished(begun, tmp_path / "base")
+    short = ["--no-wait", "--prompt-tokens=64", "--context=512", f"--arms={SHORT['arms']}", "--budget=1s"]
+    dies = dataclasses.replace(CARD, dies_loading="GGML_ASSERT(false) failed", exit_code=-6)
+    with engines.fake(tmp_path, dies, cases=[{"when": "--cpu-moe", "dies_loading": None}]):
+        code = main(["run", str(model), *short, f"--out={tmp_path / 'runs'}", f"--fail-on-regression={base}"])
+
+    said = capsys.readouterr().err
+    assert code == 4
+    assert f"llama-cpp@ngl=99, the reference of the baseline {base}, does not run any more (CRASHED: " in said
+    assert "that is a regression by itself" in said
+    assert "--reference" not in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"the engines' logs are in {folder / 'engines'}" in said
+    assert list((folder / "engines").iterdir())
+
+
+def test_the_reference_that_does_not_run_without_a_baseline_is_to_be_named_anew() -> None:
+    crashed = ArmStatus(Status.CRASHED, "it died")
+    assert str(baseline.no_reference(Options(), OTHER, crashed)) == (
+        f"the reference {OTHER} cannot run (it died); name another with --reference"
+    )
+
+
+def test_a_baseline_is_found_from_every_folder(
+    begun: Header, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = finished(begun, tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    followed = baseline.follow(Options(model=str(model), fail_on_regression="base", **SHORT))  # type: ignore[arg-type]
+    assert followed.fail_on_regression == str(base)
+
+    run = finished(begun, tmp_path / "run", base)
+    for given in ("base", str(base), None):
+        again = baseline.follow(Options(resume=str(run), fail_on_regression=given))
+        assert again.fail_on_regression == str(base)
+    assert baseline.follow(Options(resume=str(run), fail_on_regression="other")).fail_on_regression == "other"
+
+
+def test_a_baseline_that_is_gone_stops_a_run_before_it_goes_on(
+    begun: Header, fakes: engines.Engines, tmp_path: Path
+) -> None:
+    base = finished(begun, tmp_path / "base")
+    run = finished(begun, tmp_path / "run", base)
+    lines = (run / record.LINES).read_text().splitlines(keepends=True)
+    (run / record.LINES).write_text("".join(lines[: len(lines) // 2]))
+    before = (run / record.LINES).read_bytes()
+    base.rename(tmp_path / "moved")
+
+    with pytest.raises(
+        UsageError, match=rf"run was begun with a baseline that is gone .*put it back \({base} holds no"
+    ):
+        duel(Options(resume=str(run), no_wait=True), lambda _: None)
+    assert (run / record.LINES).read_bytes() == before
 
 
 @pytest.mark.parametrize(

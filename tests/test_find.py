@@ -126,7 +126,7 @@ def test_the_find_ends_with_a_command_for_each_engine_that_can_be_told(layered: 
         from harness.render import table
 
         drawn = table(comparison)
-        assert drawn.rstrip().endswith("ollama run duel --verbose")
+        assert drawn.rstrip().endswith("ollama run duel --verbose)")
         assert f"--n-cpu-moe {comparison.best[0].arm.rpartition('=')[2]}" in drawn
 
 

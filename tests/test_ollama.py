@@ -10,6 +10,7 @@ import dataclasses
 import http.client
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -44,6 +46,7 @@ from harness.testing.script import Script
 DATA = Path(__file__).parent / "data"
 MODEL = ModelFile(Path("/models/a b.gguf"), (Path("/models/a b.gguf"),), "qwen3moe", 10**9, "5" * 64, "digest")
 LIMIT_S = 60.0  # for what takes a second on a quiet machine
+SERVE = "ollama serve > ollama.log 2>&1 & server=$!; sleep 2 && kill -0 $server &&"
 NOTHING = Settings(context=None, batch=None, ubatch=None, flash_attention=None, kv_k=None, kv_v=None)
 
 
@@ -112,16 +115,18 @@ def test_a_name_of_ollamas_leads_to_its_weights(
 # ── what a person pastes ────────────────────────────────────────────────────────────────────
 
 
-def command(arm: str, settings: Settings) -> list[str]:
+def command(arm: str, settings: Settings, backend: Ollama | None = None) -> list[str]:
     parsed = Ollama().parse(arm)
-    return Ollama().command(parsed, MODEL, apply_knobs(parsed, settings)).splitlines()
+    return (backend or Ollama()).command(parsed, MODEL, apply_knobs(parsed, settings)).splitlines()
 
 
-def test_the_command_serves_creates_and_runs() -> None:
-    host, serve, create, run = command("ollama@ngl=20", Settings(threads=3, load_mode="none"))
-    assert host == "export OLLAMA_HOST=127.0.0.1:11435"
-    assert serve == "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=f16 ollama serve > ollama.log 2>&1 & sleep 2"
-    assert shlex.split(create)[2:-6] == [
+def test_the_command_serves_creates_runs_and_ends_what_it_started() -> None:
+    first, trap, export, serve, create, run = command("ollama@ngl=20", Settings(threads=3, load_mode="none"))
+    assert first == '(set -m; server= device=; d=$(mktemp -d "$PWD/duel.XXXXXX") || exit'
+    assert trap == """trap 'kill $server $device; wait; rm -r "$d"' EXIT"""
+    assert export == 'export OLLAMA_HOST=127.0.0.1:11435 OLLAMA_MODELS="$d/models"'
+    assert serve == f"OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=f16 {SERVE}"
+    assert shlex.split(create)[2:-7] == [
         "FROM /models/a b.gguf",
         "PARAMETER num_ctx 4096",
         "PARAMETER num_batch 512",
@@ -129,26 +134,69 @@ def test_the_command_serves_creates_and_runs() -> None:
         "PARAMETER num_gpu 20",
         "PARAMETER use_mmap false",
     ]
-    assert run == "ollama run duel --verbose"
+    assert create.endswith("| ollama create duel -f /dev/stdin &&")  # what failed is not run, for that would pull
+    assert run == "ollama run duel --verbose)"
 
 
 def test_a_forced_placement_of_experts_is_in_the_environment_of_the_server() -> None:
-    assert command("ollama@cpu-moe", NOTHING)[1] == "LLAMA_ARG_CPU_MOE=1 ollama serve > ollama.log 2>&1 & sleep 2"
-    assert command("ollama@ncmoe=20", NOTHING)[1] == "LLAMA_ARG_N_CPU_MOE=20 ollama serve > ollama.log 2>&1 & sleep 2"
+    assert command("ollama@cpu-moe", NOTHING)[3] == f"LLAMA_ARG_CPU_MOE=1 {SERVE}"
+    assert command("ollama@ncmoe=20", NOTHING)[3] == f"LLAMA_ARG_N_CPU_MOE=20 {SERVE}"
 
 
 def test_a_stand_in_device_is_started_first() -> None:
     settings = dataclasses.replace(NOTHING, stand_in_bytes=psutil.virtual_memory().total - (100 << 20))
-    assert command("ollama", settings)[1] == (
-        "ggml-rpc-server -t 1 -p 50052 & LLAMA_ARG_RPC=127.0.0.1:50052 LLAMA_ARG_FIT_TARGET=100 "
-        "ollama serve > ollama.log 2>&1 & sleep 2"
-    )
+    assert command("ollama", settings)[3:5] == [
+        "ggml-rpc-server -t 1 > /dev/null 2>&1 & device=$!",
+        f"LLAMA_ARG_RPC=127.0.0.1:50052 LLAMA_ARG_FIT_TARGET=100 {SERVE}",
+    ]
 
 
 def test_stock_settings_leave_everything_to_ollama() -> None:
-    _, serve, create, _ = command("ollama", NOTHING)
-    assert serve == "ollama serve > ollama.log 2>&1 & sleep 2"
+    _, _, _, serve, create, _ = command("ollama", NOTHING)
+    assert serve == SERVE
     assert "PARAMETER" not in create
+
+
+def test_the_command_names_the_engine_of_the_run(fakes: Engines, tmp_path: Path) -> None:
+    other = engines.install(tmp_path / "an other")
+    backend = Ollama()
+    backend.find({"ollama": str(other.ollama)})
+    settings = dataclasses.replace(NOTHING, stand_in_bytes=1 << 30)
+    _, _, _, device, serve, create, run = command("ollama", settings, backend)
+    assert device.startswith(f"'{other.folder}/lib/ollama/ggml-rpc-server' -t 1 ")
+    assert f" '{other.ollama}' serve > " in serve
+    assert f"| '{other.ollama}' create " in create
+    assert run == f"'{other.ollama}' run duel --verbose)"
+    backend.find({})
+    assert command("ollama", NOTHING, backend)[-1] == "ollama run duel --verbose)"
+    assert fakes.ollama.exists()
+
+
+def test_a_runner_that_is_not_its_own_is_laid_out_where_ollama_looks_for_it(tmp_path: Path) -> None:
+    with engines.fake(tmp_path / "a fake", runner=False) as found:
+        (found.bin / "llama-quantize").touch()
+        backend = Ollama()
+        backend.find({})
+        lines = command("ollama", NOTHING, backend)
+        layout = "\n".join(lines[2:4])
+        subprocess.run(["sh", "-c", layout], env=os.environ | {"d": str(tmp_path / "d")}, check=True)
+    beside = tmp_path / "d" / "lib" / "ollama"
+    assert (tmp_path / "d" / "bin" / "ollama").read_bytes() == found.ollama.read_bytes()
+    assert (beside / "llama-server").samefile(found.llama_server)
+    assert (beside / "llama-quantize").samefile(found.bin / "llama-quantize")
+    assert '"$d/bin/ollama" serve ' in lines[5]
+    assert lines[-1] == '"$d/bin/ollama" run duel --verbose)'
+
+
+def test_a_runner_that_cannot_take_a_model_gets_a_comment_instead_of_lines_that_fail(tmp_path: Path) -> None:
+    with engines.fake(tmp_path / "fake", runner=False):
+        backend = Ollama()
+        backend.find({})
+        (line,) = command("ollama@ngl=3", NOTHING, backend)
+    assert line == (
+        "# Nothing to paste: the runner, llama.cpp b11434 (not its own), has no llama-quantize for `ollama create`. "
+        "With this run's options, `llamaduel run '/models/a b.gguf' --arms ollama@ngl=3` repeats it."
+    )
 
 
 # ── finding it ──────────────────────────────────────────────────────────────────────────────
@@ -713,6 +761,7 @@ GIVEN = {
     if (path := os.environ.get(variable))
 }
 WORDS = 300
+TERMINAL = re.compile(r"\S*\x1b\[\d+D|\x1b\[[0-9;?]*[A-Za-z]")  # a word is taken back before it is wrapped
 
 
 @pytest.fixture(scope="module", params=["full", "embedded"])
@@ -946,6 +995,44 @@ def test_the_placements_of_a_stand_in_device_differ_in_their_buffers(
     assert found["ollama@cpu", memory] == 0
     assert whole > found["ollama", small] > 0
     assert our_processes() == set()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("arm", ["ollama", "ollama@ncmoe=3"])
+def test_the_pasted_command_answers_and_leaves_nothing(
+    arm: str, real_device: tuple[Ollama, Engine], weights: model.Model, tmp_path: Path
+) -> None:
+    backend, _ = real_device
+    parsed, port = backend.parse(arm), process.free_port()
+    device = dataclasses.replace(KNOWN, flash_attention="off", stand_in_bytes=psutil.virtual_memory().total)
+    text = backend.command(parsed, weights.file, apply_knobs(parsed, device))
+    assert not text.startswith("#"), text
+    free = text.replace("11435", str(port)).replace("50052", str(device_port := process.free_port()))
+    bounded = free.replace(" -t 1 >", f" -t 1 -p {device_port} >").replace(
+        "'PARAMETER num_ctx", "'PARAMETER num_predict 12' 'PARAMETER num_ctx"
+    )
+    prompt = prompt_of(weights, 8)
+    mark = {"HOME": str(tmp_path), "PASTED": (pasted := uuid.uuid4().hex)}
+    try:
+        done = subprocess.run(
+            ["bash", "-c", f"{bounded}\necho after ${{OLLAMA_HOST-none}}"],
+            input=prompt.text,
+            env=process.engine_environment(mark),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=5 * LIMIT_S,
+            check=False,
+        )
+    finally:
+        left = process.end_marked("PASTED", pasted)
+    answer, _, after = TERMINAL.sub("", done.stdout).partition("after ")
+    assert answer.split() == answer_to(weights, prompt, 12).split(), done.stderr
+    assert re.search(r"eval count: +12 token", done.stderr)
+    assert after.strip() == "none"
+    assert left == []
+    assert {path.name for path in tmp_path.iterdir()} == {"ollama.log", ".ollama"}
+    assert "using device RPC0" in (tmp_path / "ollama.log").read_text(errors="replace")
 
 
 @pytest.mark.engine

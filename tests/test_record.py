@@ -86,6 +86,44 @@ def test_a_line_that_is_no_record_is_damaged(line: str, folder: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
+NO_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e308", "1e999", "-1e19", "1" + 400 * "0", "9" * 5000]
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS, ids=lambda text: text[:9])
+def test_a_number_that_nobody_measured_is_damage(number: str, folder: Path) -> None:
+    record.append(folder, LOAD)
+    path = folder / record.LINES
+    path.write_text(path.read_text() * 2)
+    path.write_text(
+        path.read_text()[::-1].replace('"ended_unix_s":2.0'[::-1], f'"ended_unix_s":{number}'[::-1], 1)[::-1]
+    )
+    with pytest.raises(RunRefused, match=r"line 2 is damaged: .{1,40} is not a number that a run can hold$") as raised:
+        record.read(folder)
+    assert number[:40] in str(raised.value)
+
+
+@pytest.mark.parametrize("number", NO_NUMBERS, ids=lambda text: text[:9])
+def test_the_same_in_a_header_is_damage_and_no_other_version(number: str, folder: Path) -> None:
+    path = folder / record.HEADER
+    path.write_text(path.read_text().replace('"available_bytes": ', f'"available_bytes": {number}, "x": ', 1))
+    with pytest.raises(RunRefused, match=r"run\.json is damaged: .{1,40} is not a number that a run can hold$"):
+        record.read(folder)
+
+
+@pytest.mark.parametrize("name", [record.HEADER, record.LINES])
+def test_what_is_nested_without_end_is_damage(name: str, folder: Path) -> None:
+    (folder / name).write_text("[" * 100_000 + "\n")
+    with pytest.raises(RunRefused, match="damaged: it is nested without end"):
+        record.read(folder)
+
+
+def test_a_number_that_could_not_be_read_back_is_not_written(folder: Path) -> None:
+    record.append(folder, LOAD)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        record.append(folder, dataclasses.replace(LOAD, ended_unix_s=float("nan")))
+    assert record.read(folder).loads == (LOAD,)
+
+
 @pytest.mark.parametrize("line", ["[1]", '{"kind":"lo'])
 def test_the_same_without_its_end_is_the_moment_of_a_kill(line: str, folder: Path) -> None:
     record.append(folder, LOAD)

@@ -1,0 +1,312 @@
+"""The experiments that are published, and their scripts: what a page says follows from what lies beside it."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import harness
+from harness import process, record, registry
+from harness.display import quiet
+from harness.testing import engines
+from harness.testing.script import Script
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPERIMENTS, REPORTS = ROOT / "scripts/experiments", ROOT / "reports"
+COMMANDS = ("article", "equal_arms", "five_per_cent", "same_placement")
+RUNS = sorted(path.parent for path in REPORTS.rglob(record.HEADER))
+PRIVATE = re.compile(r"/(home|root|tmp|Users|work|mnt|var)/")
+
+
+@pytest.fixture(autouse=True)
+def scripts_are_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> harness.Comparison:
+    """The article as the script enters it now."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EXPERIMENTS))
+        import article
+
+        return article.replay(tmp_path_factory.mktemp("runs") / "article")
+
+
+def options(model: Path, out: Path, arms: str) -> harness.Options:
+    return harness.Options(
+        model=str(model),
+        arms=arms,
+        out=str(out),
+        preset="quick",
+        seed=1,
+        prompt_tokens=64,
+        context=512,
+        out_tokens=24,
+        no_wait=True,
+    )
+
+
+# ── what is published ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: str(folder.relative_to(REPORTS)))
+def test_every_published_run_verifies(folder: Path) -> None:
+    assert harness.verify(folder) == []
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: str(folder.relative_to(REPORTS)))
+def test_a_published_run_names_no_folder_of_the_machine_that_made_it(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            assert not PRIVATE.search(path.read_text("utf-8")), path.name
+
+
+@pytest.mark.parametrize("name", ["equal-arms", "five-per-cent", "same-placement"])
+def test_the_page_of_an_experiment_is_what_its_data_say(name: str) -> None:
+    script = importlib.import_module(name.replace("-", "_"))
+    (folder,) = REPORTS.glob(f"*-{name}")
+
+    assert (folder / "README.md").read_text("utf-8") == script.result(folder)
+
+
+# ── the article ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_article_entered_as_a_run_is_red_and_ranks_nothing(replayed: harness.Comparison) -> None:
+    import article
+
+    assert replayed.state.word == "RED"
+    equal = "llama-cpp@ncmoe=40 and llama-cpp@ncmoe=48 are one placement"
+    assert replayed.state.reasons[0].startswith(f"{equal}, and yet differ")
+    assert {contrast.word for contrast in replayed.judgement.contrasts.values()} == {"NOT_COMPARABLE"}
+    report = (replayed.run.folder / "report.md").read_text("utf-8")
+    assert f"This run ranks nothing. {equal}" in report
+    for row in replayed.rows:
+        assert row.decode_tps is not None
+        assert row.decode_tps.value == pytest.approx(article.TPS[row.arm], abs=0.005)
+        assert re.search(rf"{row.arm} .* {article.TPS[row.arm]:.2f} ", report), "every figure is shown"
+    assert harness.verify(replayed.run.folder) == []
+
+
+def test_the_article_keeps_its_order_and_what_it_does_not_tell_is_unknown(replayed: harness.Comparison) -> None:
+    import article
+
+    assert [load.arm for load in replayed.run.loads] == list(article.TPS)
+    machine = replayed.header.machine
+    assert (machine.cpu, machine.memory_bytes, machine.kernel) == (None, None, None)
+    assert "| CPU    | –, – cores" in (replayed.run.folder / "report.md").read_text("utf-8")
+    assert any(note.startswith("Reconstructed: each sample") for note in replayed.header.notes)
+
+
+def test_the_published_article_is_the_one_that_the_script_writes(replayed: harness.Comparison) -> None:
+    import article
+
+    (folder,) = REPORTS.glob("*-article-replay")
+    published = harness.read(folder)
+
+    assert published.header.plan_digest == replayed.header.plan_digest
+    assert published.header.notes == article.NOTES
+    assert published.rows == replayed.rows
+    assert (folder / "README.md").read_text("utf-8") == article.readme(published)
+
+
+# ── publishing ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_published_run_has_its_plan_and_no_path(model: Path, tmp_path: Path) -> None:
+    import publishing
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        measured = harness.duel(options(model, tmp_path / "runs", "llama-cpp"), quiet)
+    folder = publishing.publish(measured.run.folder, tmp_path / "published")
+
+    published = harness.read(folder)
+    assert published.header.plan_digest == measured.header.plan.digest
+    assert published.judgement == measured.judgement
+    assert published.header.model.file == model.name
+    for path in folder.iterdir():
+        assert str(tmp_path) not in path.read_text("utf-8")
+        assert str(model.parent) not in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "published"),
+    [
+        ("/a/b c/d.gguf", "b c/d.gguf"),
+        ("python -P /x/y.py -m /a/model.gguf --port 4", "python -P y.py -m model.gguf --port 4"),
+        ("--model=/a/model.gguf", "--model=model.gguf"),
+        ("'/a/model.gguf'", "'model.gguf'"),
+        ("~/models/model.gguf", "model.gguf"),
+        ("http://127.0.0.1:80/v1/completions", "http://127.0.0.1:80/v1/completions"),
+        ("7 tok/s, I/O, a / b", "7 tok/s, I/O, a / b"),
+    ],
+)
+def test_a_path_becomes_the_name_at_its_end(text: str, published: str) -> None:
+    import publishing
+
+    assert publishing.without_paths([{"key": text}]) == [{"key": published}]
+
+
+def test_a_run_that_still_names_the_home_folder_is_not_published(model: Path, tmp_path: Path) -> None:
+    import publishing
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        folder = harness.duel(options(model, tmp_path / "runs", "llama-cpp"), quiet).run.folder
+    header = json.loads((folder / record.HEADER).read_text("utf-8"))
+    header["notes"].append(f"see:{Path.home()}")
+    (folder / record.HEADER).write_text(json.dumps(header), "utf-8")
+
+    with pytest.raises(ValueError, match="names"):
+        publishing.publish(folder, tmp_path / "published")
+
+
+def test_a_stopped_run_verifies_wherever_it_lies(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        folder = harness.duel(options(model, tmp_path / "runs", "llama-cpp"), quiet).run.folder
+    lines = (folder / record.LINES).read_text("utf-8").splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if '"kind":"load"' in line)
+    (folder / record.LINES).write_text("".join(lines[:last]), "utf-8")
+    assert not harness.write_report(folder).finished
+
+    shutil.move(folder, tmp_path / "elsewhere" / folder.name)
+
+    assert harness.verify(tmp_path / "elsewhere" / folder.name) == []
+
+
+# ── the scripts ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_script_says_what_it_shows(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXPERIMENTS / f"{name}.py"), "--help"], capture_output=True, text=True, check=True
+    )
+
+    assert f"scripts/experiments/{name}.py" in done.stdout
+
+
+def test_requests_taken_for_replicates_find_a_difference_in_any_decline(tmp_path: Path) -> None:
+    import same_placement
+
+    with (tmp_path / "requests.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("arm", "request", "second", "decode_tps", "invalid"))
+        for place, arm in enumerate(("one", "the same", "again")):
+            table.writerows((arm, n, 20 * place + n, 100 - 0.1 * (20 * place + n), "") for n in range(20))
+        table.writerow(("again", 20, 60, 1.0, "CLOCK_MISMATCH"))
+
+    first, second, third = same_placement.welch(tmp_path / "requests.csv")
+
+    assert first.p is None
+    assert second.p is not None
+    assert second.p < 1e-6
+    assert third.requests == 20, "an invalid request counts nowhere"
+    assert third.ahead == pytest.approx(-0.04, abs=0.001)
+
+
+def test_the_burner_ends_with_whoever_started_it() -> None:
+    start = """if True:
+        import os, subprocess, sys
+        argv = [sys.executable, sys.argv[1], "600", str(os.getpid())]
+        print(subprocess.Popen(argv, stdout=subprocess.DEVNULL).pid)"""
+    argv = [sys.executable, "-c", start, str(EXPERIMENTS / "burn.py")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    deadline = time.monotonic() + 30
+    while runs(int(done.stdout)):
+        assert time.monotonic() < deadline, "the burner outlived the process that started it"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    """A process that ended may wait for somebody to ask how."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+ANSWER = [
+    b"HTTP/1.1 200 OK\r\n\r\n",
+    *(b'data: {"content":"%d","stop":false}\n\n' % number for number in range(5)),
+    b'data: {"content":"","stop":true}\n\n',
+]
+
+
+def test_the_proxy_hands_on_every_byte_and_tells_what_it_added(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def answer(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection:
+            asked.append(connection.recv(65536))
+            for piece in ANSWER:
+                connection.sendall(piece)
+
+    port, log = process.free_port(), tmp_path / "log.jsonl"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=(server,), daemon=True).start()
+        argv = [EXPERIMENTS / "slow_proxy.py", port, server.getsockname()[1], 1000, log]
+        with subprocess.Popen([sys.executable, *map(str, argv)]) as proxy:
+            try:
+                with connection_to(port, proxy) as client:
+                    client.sendall(b"POST /completion HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}")
+                    got = b"".join(iter(lambda: client.recv(65536), b""))
+                wait_for(log)
+            finally:
+                proxy.kill()
+
+    assert got == b"".join(ANSWER)
+    assert asked[0].endswith(b"Connection: close\r\n\r\n{}")
+    assert '"tokens": 5' in log.read_text()
+
+
+def connection_to(port: int, child: subprocess.Popen[bytes]) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert child.poll() is None
+            time.sleep(0.02)
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists() or not path.read_text().endswith("\n"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_arms_behind_the_proxy_run_and_their_truth_is_published(model: Path, tmp_path: Path) -> None:
+    import five_per_cent
+
+    registry._load.cache_clear()
+    try:
+        with engines.fake(tmp_path, Script(itl_s=0.004)), five_per_cent.registered():
+            runs = {
+                name: harness.duel(options(model, tmp_path / name, f"proxied,proxied@us={us}"), quiet)
+                for name, us in (("different", 2000), ("equal", 0))
+            }
+    finally:
+        registry._load.cache_clear()
+    five_per_cent.publish_both(runs, tmp_path / "published")
+
+    with (tmp_path / "published/proxy.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    drawn = runs["equal"].header.plan
+    assert len(rows) == 2 * 2 * drawn.max_blocks * (drawn.warmups + drawn.requests)
+    assert {row["tokens"] for row in rows} == {"24"}
+    assert "the truth is" in (tmp_path / "published/README.md").read_text("utf-8")
+    assert harness.verify(tmp_path / "published/different") == []
