@@ -132,10 +132,10 @@ def _why_not(row: Row, other: Row, before: Comparison, after: Comparison, found:
     """Why nothing may be said about this arm, in words; None if it may be judged."""
     reference = before.reference.arm if before.reference.arm == after.reference.arm else None
     if not row.loads:
-        now = "" if other.loads else f", and has none now ({_why_none(other)})"
-        return f"it had no numbers before ({_why_none(row)}){now}"
+        now = "" if other.loads else f", and has none now ({_why_none(other, after)})"
+        return f"it had no numbers before ({_why_none(row, before)}){now}"
     if not other.loads:
-        return f"it ran before, now {_why_none(other)}"
+        return f"it ran before, now {_why_none(other, after)}"
     if forbidding := _forbidding(found, row.arm, reference):
         more = f" (and {len(forbidding) - 1} more)" if len(forbidding) > 1 else ""
         return f"{forbidding[0]}{more}"
@@ -157,9 +157,10 @@ def _why_not(row: Row, other: Row, before: Comparison, after: Comparison, found:
     return None
 
 
-def _why_none(row: Row) -> str:
-    """Why an arm has no numbers. One that is well has none in a run that was stopped too early."""
-    return row.why_not or "no complete block"
+def _why_none(row: Row, comparison: Comparison) -> str:
+    """Why an arm has no numbers. One that is well has none where its reference fails, or the run was stopped early."""
+    stopped = comparison.reference.status.word is Status.OK
+    return row.why_not or ("no block is complete" if stopped else "the reference has no loads")
 
 
 def _without_verdict(row: Row, other: Row, reason: str, after: Comparison, *, forbidden: bool) -> Change:

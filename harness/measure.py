@@ -412,7 +412,7 @@ def _with_numbers(item: Chunk | Usage | None) -> Chunk | Usage | None:
     for each in fields(item) if item is not None else ():
         value = getattr(item, each.name)
         if isinstance(value, int | float) and not is_measurable(value):
-            raise ValueError(f"{each.name} is {value:g}, which was never measured")
+            raise ValueError(f"{each.name} is {str(value)[:20]}, which was never measured")
     return item
 
 

@@ -117,11 +117,12 @@ def played(
     dies: str = "",
     twin: float = 1.0,
     mute: str = "",
+    since_block: int = 1,
 ) -> Run:
     """A whole run without an engine: loads in the order of its plan, each at the speed of its arm.
 
     `noise` is the standard deviation of a load's log speed; the twin runs at `twin` times the speed.
-    `dies` names an arm whose loads all crash, `mute` one of whose requests none is valid.
+    `dies` names an arm whose loads crash, `mute` one of whose requests none is valid, since that block.
     """
     speeds, drawn = TPS | (tps or {}), header.plan
     outcomes: list[plan.Outcome] = []
@@ -130,7 +131,7 @@ def played(
     while (load := plan.next_load(drawn, outcomes)) is not None:
         wobble = random.Random(f"{header.started}/{load.block}/{load.label}").gauss(0, noise)
         speed = speeds[load.arm] * math.exp(wobble) * (twin if load.label == drawn.twin else 1.0)
-        lost = load.arm in (dies, mute)
+        lost = load.arm in (dies, mute) and load.block >= since_block
         begun = 1e9 + 60.0 * len(loads)
         loads.append(
             LoadRecord(
@@ -143,7 +144,7 @@ def played(
                 position=load.position,
                 started_unix_s=begun,
                 ended_unix_s=begun + 50,
-                failure=ArmStatus(Status.CRASHED, "it died") if load.arm == dies else None,
+                failure=ArmStatus(Status.CRASHED, "it died") if lost and load.arm == dies else None,
                 weights_digest=drawn.weights_digest,
             )
         )
@@ -155,7 +156,7 @@ def played(
                 label=load.label,
                 value=None if lost else math.log(speed),
                 broken="it died" if lost else None,
-                status=Status.CRASHED if load.arm == dies else Status.OK,
+                status=Status.CRASHED if lost and load.arm == dies else Status.OK,
             )
         )
     return Run(folder=folder, header=header, loads=tuple(loads), samples=samples)
@@ -318,9 +319,16 @@ def test_an_arm_that_dies_in_the_blocks_is_lost_even_where_nothing_else_may_be_s
     assert found.regression
 
 
+@pytest.mark.parametrize(
+    ("since_block", "why"),
+    [(1, "it ran before, now the reference has no loads"), (7, "in the later run the reference has no loads")],
+)
 @pytest.mark.parametrize("fault", ["dies", "mute"])
-def test_a_reference_that_no_longer_runs_is_lost_and_leaves_the_others_without_a_verdict(fault: str) -> None:
-    found = since(played(later(), **{fault: REFERENCE}))  # type: ignore[arg-type]
+def test_a_reference_that_no_longer_runs_is_lost_and_leaves_the_others_without_a_verdict(
+    fault: str, since_block: int, why: str
+) -> None:
+    fails: dict[str, Any] = {fault: REFERENCE, "since_block": since_block}
+    found = since(played(later(max_blocks=8), noise=0.1, **fails))
 
     reference = of(found, REFERENCE)
     assert (reference.word, reference.regression) == ("LOST", True)
@@ -328,7 +336,7 @@ def test_a_reference_that_no_longer_runs_is_lost_and_leaves_the_others_without_a
     assert (found.regression, found.level) == (True, None)
     for arm in (OTHER, THIRD):
         assert of(found, arm).word == "NOT_COMPARABLE"
-        assert of(found, arm).reason == "in the later run the reference has no loads"
+        assert of(found, arm).reason == why
     table = render.changes_table(found)
     assert "nan" not in table
     assert "confounded" not in table
@@ -340,7 +348,7 @@ def test_through_a_reference_that_never_ran_nothing_is_judged() -> None:
 
     assert (found.regression, found.decided) == (False, False)
     assert {change.word for change in found.changes} == {"NOT_COMPARABLE"}
-    assert of(found).reason == "in the earlier run the reference has no loads"
+    assert of(found).reason == "it had no numbers before (the reference has no loads)"
     assert of(found, REFERENCE).reason == "it had no numbers before (CRASHED: it died)"
     assert "nan" not in render.changes_table(found)
     json.dumps(record.to_json(found), allow_nan=False)
@@ -360,7 +368,7 @@ def test_a_run_that_was_stopped_in_its_first_block_loses_nothing() -> None:
 
     assert not found.regression
     assert {change.word for change in found.changes} == {"NOT_COMPARABLE"}
-    assert of(found).reason == "it ran before, now no complete block"
+    assert of(found).reason == "it ran before, now no block is complete"
 
 
 def test_on_another_machine_a_failure_is_no_regression() -> None:

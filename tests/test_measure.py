@@ -584,6 +584,26 @@ def test_tokens_that_come_together_do_not_raise_the_speed(together: int, cut: st
     assert each.ttft_s == pytest.approx(together * 0.02)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e300", "-1e300", "1" + 400 * "0"])
+def test_a_number_that_no_record_can_hold_is_a_fault_of_the_engine(
+    number: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Client.read
+
+    def absurd(client: Client, line: bytes) -> Chunk | Usage | None:
+        item = read(client, line)
+        return dataclasses.replace(item, decode_s=json.loads(number)) if isinstance(item, Usage) else item
+
+    monkeypatch.setattr(Client, "read", absurd)
+    each = measure(start(Script()), PROMPT, 8)
+    assert each.usage is None
+    assert re.fullmatch(
+        r"line \d+ of the stream cannot be read: ValueError: decode_s is \S{1,20}, which was never measured",
+        each.invalid or "",
+    )
+    json.dumps(each.to_json(), allow_nan=False)
+
+
 def test_a_slow_close_changes_no_speed(start: Start) -> None:
     each = measure(start(Script(lingers_s=0.3)), PROMPT, 32)
     assert each.end_ns is not None

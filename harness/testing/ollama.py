@@ -25,6 +25,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
+import psutil
+
 from harness.testing.script import PLAIN, read
 from harness.testing.wire import Lines
 
@@ -111,6 +113,12 @@ class Runner:
                     return
             time.sleep(0.01)
 
+    def runs(self) -> bool:
+        """False from the moment it was killed; it can be waited for only after its last thread has ended."""
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.process.pid).status() != psutil.STATUS_ZOMBIE
+        return False
+
     def last_words(self) -> str:
         self.copier.join(1)
         code = self.process.wait()
@@ -123,8 +131,11 @@ class Runner:
         body = {"prompt": prompt, "n_predict": options.get("num_predict", -1), "stream": True, "cache_prompt": True}
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         with contextlib.closing(connection):
-            connection.request("POST", "/completion", json.dumps(body))
-            response = connection.getresponse()
+            try:
+                connection.request("POST", "/completion", json.dumps(body))
+                response = connection.getresponse()
+            except (OSError, http.client.HTTPException):
+                raise Gone(f"do completion request: {self.last_words()}") from None
             if response.status != 200:
                 raise Gone(json.loads(response.read())["error"]["message"], response.status)
             ended = False
@@ -297,7 +308,7 @@ class Handler(BaseHTTPRequestHandler):
         """The child for these options; another one if they changed or it is gone."""
         runner = Handler.runner
         key = (name, *(options.get(option) for option in RELOADS))
-        if runner is None or runner.key != key or runner.process.poll() is not None:
+        if runner is None or runner.key != key or not runner.runs():
             self._unload()
             Handler.runner = Runner(self.program, name, blob, options, self.device)
         assert Handler.runner is not None
