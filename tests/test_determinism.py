@@ -45,12 +45,18 @@ def analysis(found: Comparison) -> dict[str, Any]:
     """All that a comparison says of the arms.
 
     Left out is what tells of the machine, and what counts attempts: a block that was cut off stays in the
-    file, and in the number of samples.
+    file, and in the numbers of samples and of loads that failed.
     """
 
     def said(row: Row | None) -> Row | None:
         return row and dataclasses.replace(
-            row, vram_bytes=None, rss_bytes=None, samples=0, invalid_samples=0, invalid_reasons={}
+            row,
+            vram_bytes=None,
+            rss_bytes=None,
+            samples=0,
+            invalid_samples=0,
+            invalid_reasons={},
+            failed_loads={},
         )
 
     told = {each.name: getattr(found, each.name) for each in dataclasses.fields(found)}
