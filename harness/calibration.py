@@ -16,10 +16,10 @@ from typing import Protocol, cast
 
 from harness.contract import Arm, Engine, ModelFile, Settings
 from harness.errors import RunRefused, Unavailable
-from harness.load import Job, run_load
+from harness.load import run_load
 from harness.options import Options
 from harness.plan import Status
-from harness.probe import Progress, Watch, find_field, read_arm, require_weights, shared_tokens, task
+from harness.probe import Progress, Watch, find_field, job_of, read_arm, require_weights, task
 from harness.registry import backend
 
 ROUNDS = 3
@@ -79,19 +79,9 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for round_ in range(ROUNDS):
-            job = Job(
-                stage="probe",
-                label="server",
-                arm=arm,
-                engine=engine,
-                model=field.model.file,
-                settings=contender.settings,
-                tasks=tuple(task(field, index, OUT_TOKENS, options, warmup=index == 0) for index in range(3)),
-                shared_tokens=shared_tokens(field.model),
-                attempt=round_,
-            )
+            tasks = [task(field, index, OUT_TOKENS, options, warmup=index == 0) for index in range(3)]
             load, samples = run_load(
-                job,
+                dataclasses.replace(job_of(field, contender, "probe", tasks), label="server", attempt=round_),
                 folder,
                 {},
                 lambda text: watch(Progress(f"server: {text}", lasting=False)),

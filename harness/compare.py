@@ -122,8 +122,14 @@ class Comparison:
         search = self.header.search
         if search is None or not self.state.ranks:
             return ()
-        chosen = [row for row in self.rows if row.arm in search.chosen and row.loads and row.status.word is Status.OK]
-        chosen = [row for row in chosen if row.is_reference or (row.contrast and row.contrast.word != "NOT_COMPARABLE")]
+        chosen = [
+            row
+            for row in self.rows
+            if row.arm in search.chosen
+            and row.loads
+            and row.status.word is Status.OK
+            and (row.is_reference or (row.contrast is not None and row.contrast.word != "NOT_COMPARABLE"))
+        ]
         ranked = sorted(chosen, key=lambda row: -(row.contrast.ratio if row.contrast else 1.0))
         apart = any(row.contrast is not None and row.contrast.word == "DIFFERENT" for row in ranked)
         return tuple(ranked[:1] if apart else ranked)
@@ -265,7 +271,7 @@ def _row(
     samples = [sample for load in mine for sample in run.samples_of(load)]
     values = tuple(_values(run, load, began) for load in judged)
     checked = [sample.output_ok for load in mine for sample in run.samples.get(load.id, ())]
-    host_bytes, device_bytes = _placed(contender, judged)
+    host_bytes, device_bytes = next(reversed(_placed(contender, judged)), (None, None))
     return Row(
         arm=contender.arm,
         status=status,
@@ -282,8 +288,8 @@ def _row(
         vram_bytes=_most(load.telemetry.vram_bytes for load in mine if load.telemetry),
         rss_bytes=_most(load.telemetry.peak_rss_bytes for load in mine if load.telemetry),
         predicted_device_bytes=contender.predicted.device_bytes if contender.predicted else None,
-        realised_host_bytes=host_bytes[-1] if host_bytes else None,
-        realised_device_bytes=device_bytes[-1] if device_bytes else None,
+        realised_host_bytes=host_bytes,
+        realised_device_bytes=device_bytes,
         contrast=judgement.contrasts.get((label or "", drawn.reference)),
         samples=len(samples),
         invalid_samples=sum(sample.invalid is not None for sample in samples),
@@ -293,18 +299,17 @@ def _row(
     )
 
 
-def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> tuple[list[int], list[int]]:
+def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> list[tuple[int, int]]:
     """Host and device bytes as the engine reported them, of the probe and then of each judged load."""
     realised = [contender.realised, *(load.realised for load in judged)]
-    found = [bytes_ for each in realised if each and (bytes_ := placement.realised_bytes(each.buffers)) is not None]
-    return [host for host, _ in found], [device for _, device in found]
+    return [found for each in realised if each and (found := placement.realised_bytes(each.buffers)) is not None]
 
 
 def _moved(contenders: Mapping[str, Contender], judged: Mapping[str, Sequence[LoadRecord]]) -> dict[str, str]:
     """Arms that did not place the weights alike in all their loads, and between what: engines that choose may."""
     found = {}
     for label, loads in judged.items():
-        _, device = _placed(contenders[label], loads)
+        device = [bytes_ for _, bytes_ in _placed(contenders[label], loads)]
         if device and not placement.same_bytes(min(device), max(device)):
             found[label] = f"{format_bytes(min(device))} to {format_bytes(max(device))} on the device"
     return found

@@ -11,7 +11,7 @@ numbers of a search are picked for being high, and are never published.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 REACH = 4  # first bracket around the guess, in candidates
@@ -98,10 +98,16 @@ def _beyond(one: Tried, upper: Tried) -> bool:
     return one.value is None or one.spilled or (upper.value is not None and one.value < upper.value - SLOWER)
 
 
-def _ranked(tried: list[Tried]) -> list[int]:
-    """Candidates that ran without spilling, by mean speed, best first."""
+def by_candidate(tried: Iterable[Tried]) -> dict[int, list[float]]:
+    """The log speeds of each candidate that loaded."""
     values: dict[int, list[float]] = {}
     for each in tried:
-        if each.value is not None and not each.spilled:
+        if each.value is not None:
             values.setdefault(each.candidate, []).append(each.value)
+    return values
+
+
+def _ranked(tried: list[Tried]) -> list[int]:
+    """Candidates that ran without spilling, by mean speed, best first."""
+    values = by_candidate(each for each in tried if not each.spilled)
     return sorted(values, key=lambda candidate: -math.fsum(values[candidate]) / len(values[candidate]))

@@ -18,7 +18,7 @@ from harness.arms import KNOBS, NUMBERS, parse_sweeps
 from harness.contract import Arm, Settings
 from harness.edge import Found, Tried
 from harness.errors import RunRefused, Unavailable, UsageError
-from harness.load import Job, run_load
+from harness.load import run_load
 from harness.model import Model
 from harness.options import DEFAULT_ARMS, FOUND_ARMS, Options
 from harness.placement import Cell
@@ -149,7 +149,7 @@ def _guess(field: Field, candidates: Sequence[Contender], over: str, options: Op
         aim = getattr(usual, KNOBS[over]) or getattr(Settings(), KNOBS[over]) or 0
         values = [abs(_value(probe.read_arm(each), over) - aim) for each in candidates]
         return values.index(min(values))
-    free = _free_bytes(field, options)
+    _, free = _device_memory(field, options)
     spare = 0 if options.stand_in is not None else placement.TIGHT_BYTES
     for index, each in enumerate(candidates):
         predicted = each.predicted
@@ -160,12 +160,15 @@ def _guess(field: Field, candidates: Sequence[Contender], over: str, options: Op
     return len(candidates) // 2 if free is None else len(candidates) - 1
 
 
-def _free_bytes(field: Field, options: Options) -> int | None:
-    """Device memory that a model may take; None if nobody tells."""
+def _device_memory(field: Field, options: Options) -> tuple[int | None, int | None]:
+    """Bytes of device memory in all, and those that a model may take; None if nobody tells."""
     if options.stand_in is not None:
-        return probe.stand_in_bytes(options, field.machine)
+        size = probe.stand_in_bytes(options, field.machine)
+        return size, size
     memory = machine.gpu_memory()
-    return sum(gpu.total_bytes - gpu.used_bytes for gpu in memory) if memory else None
+    if not memory:
+        return None, None
+    return sum(gpu.total_bytes for gpu in memory), sum(gpu.total_bytes - gpu.used_bytes for gpu in memory)
 
 
 # ── the search ──────────────────────────────────────────────────────────────────────────────
@@ -184,9 +187,7 @@ def _search(
 
     The first load also tells how long an answer must be for a decode window of two seconds.
     """
-    total = probe.stand_in_bytes(options, field.machine)
-    if total is None and (memory := machine.gpu_memory()):
-        total = sum(gpu.total_bytes for gpu in memory)
+    total, _ = _device_memory(field, options)
     done: list[SearchLoad] = []
     lengths = [options.out_tokens or probe.PROBE_TOKENS]
 
@@ -225,42 +226,29 @@ def _load(
     watch: Watch,
 ) -> tuple[ArmStatus, list[float]]:
     """Status and decode speeds of one load. Answers of a real model may end early, so it is asked twice."""
-    assert contender.engine is not None
     asked = 1 if field.model.answer_key is not None else 2
-    job = Job(
-        stage="search",
-        label=contender.arm,
-        arm=probe.read_arm(contender),
-        engine=contender.engine,
-        model=field.model.file,
-        settings=contender.settings,
-        tasks=(
-            probe.task(field, asked, out_tokens, options, warmup=True),
-            *(probe.task(field, index, out_tokens, options) for index in range(asked)),
-        ),
-        shared_tokens=probe.shared_tokens(field.model),
+    tasks = (
+        probe.task(field, asked, out_tokens, options, warmup=True),
+        *(probe.task(field, index, out_tokens, options) for index in range(asked)),
     )
     load, samples = run_load(
-        job,
+        probe.job_of(field, contender, "search", tasks),
         folder,
         prompt_tokens,
         lambda text: watch(Progress(f"{told}: {text}", lasting=False)),
         wait=not options.no_wait,
     )
     measured = tuple(sample for sample in samples if not sample.warmup)
-    speeds = [each.decode_tps for each in measured if each.invalid is None and each.decode_tps is not None]
     valid = tuple(each for each in measured if each.invalid is None)
+    speeds = [each.decode_tps for each in valid if each.decode_tps is not None]
     status = probe.after_load(contender, load, valid or measured, field.model).status
     return status, speeds if status.word is Status.OK else []
 
 
 def _notes(found: Found) -> list[str]:
     """What the search noticed about itself."""
-    values: dict[int, list[float]] = {}
-    for each in found.tried:
-        if each.value is not None:
-            values.setdefault(each.candidate, []).append(each.value)
-    apart = max((math.expm1(max(each) - min(each)) for each in values.values()), default=0.0)
+    values = edge.by_candidate(found.tried).values()
+    apart = max((math.expm1(max(each) - min(each)) for each in values), default=0.0)
     if apart <= AGREE:
         return []
     return [f"Two loads of one candidate were {100 * apart:.0f} % apart, so the search may have picked by luck."]

@@ -299,20 +299,9 @@ def _probe_load(
     prompt_tokens: dict[str, int],
     watch: Watch,
 ) -> tuple[LoadRecord, tuple[Sample, ...]]:
-    assert contender.engine is not None
-    job = Job(
-        stage="probe",
-        label=contender.arm,
-        arm=read_arm(contender),
-        engine=contender.engine,
-        model=field.model.file,
-        settings=contender.settings,
-        tasks=tuple(task(field, index, out_tokens, options) for index in indices),
-        shared_tokens=shared_tokens(field.model),
-        attempt=attempt,
-    )
+    job = job_of(field, contender, "probe", [task(field, index, out_tokens, options) for index in indices])
     return run_load(
-        job,
+        dataclasses.replace(job, attempt=attempt),
         folder,
         prompt_tokens,
         lambda text: watch(Progress(f"probe: {contender.arm}: {text}", lasting=False)),
@@ -320,14 +309,24 @@ def _probe_load(
     )
 
 
+def job_of(field: Field, contender: Contender, stage: str, tasks: Sequence[Task]) -> Job:
+    """One load of a contender that has an engine. Where it stands in a plan is for the caller to add."""
+    assert contender.engine is not None
+    return Job(
+        stage=stage,
+        label=contender.arm,
+        arm=read_arm(contender),
+        engine=contender.engine,
+        model=field.model.file,
+        settings=contender.settings,
+        tasks=tuple(tasks),
+        shared_tokens=int(field.model.add_bos),  # a BOS token stands before every prompt and may come from a cache
+    )
+
+
 def read_arm(contender: Contender) -> Arm:
     """The arm behind the text that a record holds."""
     return parse_arms(contender.arm)[0]
-
-
-def shared_tokens(model: Model) -> int:
-    """A BOS token stands before every prompt and may therefore come from a cache."""
-    return int(model.add_bos)
 
 
 def task(field: Field, index: int, out_tokens: int, options: Options, *, warmup: bool = False) -> Task:

@@ -28,7 +28,7 @@ from harness.load import Job, Task, run_load
 from harness.machine import Machine
 from harness.measure import Sample
 from harness.options import Options
-from harness.plan import Aside, Outcome, Plan, Planned, Status
+from harness.plan import ArmStatus, Aside, Outcome, Plan, Planned, Status
 from harness.probe import (
     Field,
     Probe,
@@ -37,10 +37,10 @@ from harness.probe import (
     equal_placements,
     find_engines,
     find_field,
+    job_of,
     no_arm,
     probe,
     require_weights,
-    shared_tokens,
     task,
     void,
 )
@@ -310,16 +310,10 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
 
 
 def _job(stage: str, header: Header, planned: Planned, contender: Contender, field: Field, options: Options) -> Job:
-    assert contender.engine is not None
-    return Job(
-        stage=stage,
+    tasks = _tasks(field, planned, _pool(header.plan), header.plan.out_tokens, options)
+    return dataclasses.replace(
+        job_of(field, contender, stage, tasks),
         label=planned.label,
-        arm=parse_arms(contender.arm)[0],
-        engine=contender.engine,
-        model=field.model.file,
-        settings=contender.settings,
-        tasks=_tasks(field, planned, _pool(header.plan), header.plan.out_tokens, options),
-        shared_tokens=shared_tokens(field.model),
         block=planned.block,
         attempt=planned.attempt,
         position=planned.position,
@@ -410,12 +404,14 @@ def outcome_of(header: Header, load: LoadRecord, samples: tuple[Sample, ...], *,
     """What the plan needs to know of a load. One that did something else than asked is VOID, whatever its speed."""
     valid = [s.decode_tps for s in samples if not s.warmup and s.invalid is None and s.decode_tps is not None]
     predicted = next((each.predicted for each in header.contenders if each.arm == load.arm), None)
-    broken = None if load.failure else void(predicted, load, samples)
-    wrong = broken is not None
-    value = None if load.failure or wrong else plan.load_value(valid, header.plan.requests)
-    if value is None and not wrong:
+    failure = load.failure
+    if failure is None and (wrong := void(predicted, load, samples)) is not None:
+        failure = ArmStatus(Status.VOID, wrong)
+    value = None if failure else plan.load_value(valid, header.plan.requests)
+    broken = failure.reason if failure else None
+    if value is None and failure is None:
         reasons = [sample.invalid for sample in samples if sample.invalid]
-        broken = load.failure.reason if load.failure else f"too few valid requests: {'; '.join(reasons) or 'none ran'}"
+        broken = f"too few valid requests: {'; '.join(reasons) or 'none ran'}"
     return Outcome(
         block=load.block,
         attempt=load.attempt,
@@ -423,7 +419,7 @@ def outcome_of(header: Header, load: LoadRecord, samples: tuple[Sample, ...], *,
         value=value,
         broken=broken,
         disturbed=bool(watched and load.telemetry and load.telemetry.disturbed),
-        status=Status.VOID if wrong else load.failure.word if load.failure else Status.OK,
+        status=failure.word if failure else Status.OK,
     )
 
 

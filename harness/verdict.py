@@ -602,8 +602,9 @@ def state(
         amber.append(f"Speed changes over the run in more than noise (cumulative sum, p = {drift.p_steps:.2g}).")
     for name, pair in (aliases or {}).items():
         apart = abs(math.log(pair.ratio))
-        torn |= apart > math.log1p(WIDE)
-        if pair.word == "DIFFERENT" or apart > math.log1p(WIDE):
+        beyond_noise = apart > math.log1p(WIDE)
+        torn |= beyond_noise
+        if pair.word == "DIFFERENT" or beyond_noise:
             red.append(f"{name} are one placement, and yet differ by {_percent(math.expm1(apart))}.")
     for name, out in (left_out or {}).items():
         if out is not None and out.range > margin:

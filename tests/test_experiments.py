@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from short_run import options
 
 import harness
 from harness import process, record, registry
@@ -43,20 +44,6 @@ def replayed(tmp_path_factory: pytest.TempPathFactory) -> harness.Comparison:
         import article
 
         return article.replay(tmp_path_factory.mktemp("runs") / "article")
-
-
-def options(model: Path, out: Path, arms: str) -> harness.Options:
-    return harness.Options(
-        model=str(model),
-        arms=arms,
-        out=str(out),
-        preset="quick",
-        seed=1,
-        prompt_tokens=64,
-        context=512,
-        out_tokens=24,
-        no_wait=True,
-    )
 
 
 # ── what is published ───────────────────────────────────────────────────────────────────────
@@ -130,7 +117,7 @@ def test_a_published_run_has_its_plan_and_no_path(model: Path, tmp_path: Path) -
     import publishing
 
     with engines.fake(tmp_path, Script(itl_s=0.002)):
-        measured = harness.duel(options(model, tmp_path / "runs", "llama-cpp"), quiet)
+        measured = harness.duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet)
     folder = publishing.publish(measured.run.folder, tmp_path / "published")
 
     published = harness.read(folder)
@@ -164,7 +151,7 @@ def test_a_run_that_still_names_the_home_folder_is_not_published(model: Path, tm
     import publishing
 
     with engines.fake(tmp_path, Script(itl_s=0.002)):
-        folder = harness.duel(options(model, tmp_path / "runs", "llama-cpp"), quiet).run.folder
+        folder = harness.duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet).run.folder
     header = json.loads((folder / record.HEADER).read_text("utf-8"))
     header["notes"].append(f"see:{Path.home()}")
     (folder / record.HEADER).write_text(json.dumps(header), "utf-8")
@@ -175,7 +162,7 @@ def test_a_run_that_still_names_the_home_folder_is_not_published(model: Path, tm
 
 def test_a_stopped_run_verifies_wherever_it_lies(model: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script(itl_s=0.002)):
-        folder = harness.duel(options(model, tmp_path / "runs", "llama-cpp"), quiet).run.folder
+        folder = harness.duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet).run.folder
     lines = (folder / record.LINES).read_text("utf-8").splitlines(keepends=True)
     last = max(number for number, line in enumerate(lines) if '"kind":"load"' in line)
     (folder / record.LINES).write_text("".join(lines[:last]), "utf-8")
@@ -296,7 +283,7 @@ def test_arms_behind_the_proxy_run_and_their_truth_is_published(model: Path, tmp
     try:
         with engines.fake(tmp_path, Script(itl_s=0.004)), five_per_cent.registered():
             runs = {
-                name: harness.duel(options(model, tmp_path / name, f"proxied,proxied@us={us}"), quiet)
+                name: harness.duel(options(model, tmp_path / name, arms=f"proxied,proxied@us={us}"), quiet)
                 for name, us in (("different", 2000), ("equal", 0))
             }
     finally:

@@ -7,14 +7,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import short_run
 
 from harness import edge, synth, walk
+from harness.display import quiet
 from harness.errors import RunRefused, UsageError
-from harness.options import Options
 from harness.plan import Status
 from harness.probe import Progress
 from harness.record import Run
@@ -34,23 +36,7 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def options(model: Path, out: Path, **changes: object) -> Options:
-    given: dict[str, object] = {
-        "model": str(model),
-        "arms": f"ollama,llama-cpp@ncmoe=0..{LAYERS}",
-        "out": str(out),
-        "no_wait": True,
-        "out_tokens": 24,
-        "preset": "quick",
-        "prompt_tokens": 64,
-        "context": 512,
-        "seed": 1,
-    }
-    return Options(**(given | changes))  # type: ignore[arg-type]
-
-
-def silent(_: Progress) -> None:
-    pass
+options = partial(short_run.options, arms=f"ollama,llama-cpp@ncmoe=0..{LAYERS}")
 
 
 def itl_s(n: int) -> float:
@@ -92,7 +78,7 @@ def test_the_best_of_thirteen_placements_is_found_in_ten_loads_and_measured_agai
 ) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),))
     with engines.fake(tmp_path, card, cases=cases(curve)):
-        comparison = walk.find(options(layered, tmp_path / "runs"), silent)
+        comparison = walk.find(options(layered, tmp_path / "runs"), quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -116,7 +102,7 @@ def test_the_best_of_thirteen_placements_is_found_in_ten_loads_and_measured_agai
 def test_the_find_ends_with_a_command_for_each_engine_that_can_be_told(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),), itl_s=0.004)
     with engines.fake(tmp_path, card, cases=cases(refusing)):
-        comparison = walk.find(options(layered, tmp_path / "runs", preset="confirm", budget=60.0), silent)
+        comparison = walk.find(options(layered, tmp_path / "runs", preset="confirm", budget=60.0), quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -132,7 +118,7 @@ def test_the_find_ends_with_a_command_for_each_engine_that_can_be_told(layered: 
 
 def test_a_run_without_a_search_has_no_best(layered: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script(itl_s=0.002)):
-        assert walk.duel(options(layered, tmp_path / "runs", arms="llama-cpp"), silent).best == ()
+        assert walk.duel(options(layered, tmp_path / "runs", arms="llama-cpp"), quiet).best == ()
 
 
 def test_numbers_other_than_a_placement_are_searched_too(layered: Path, tmp_path: Path) -> None:
@@ -140,7 +126,7 @@ def test_numbers_other_than_a_placement_are_searched_too(layered: Path, tmp_path
     by_batch = [{"when": f"-ub {ub} ", "dies_loading": OOM} for ub in (512, 448, 384)]
     with engines.fake(tmp_path, card, cases=by_batch):
         given = options(layered, tmp_path / "runs", arms="llama-cpp@cpu-moe,ub=64..512/64")
-        comparison = walk.find(given, silent)
+        comparison = walk.find(given, quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -162,26 +148,26 @@ def test_a_search_that_cannot_be_meant_is_refused_before_a_model_is_read(
     changes: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        walk.find(options(tmp_path / "no.gguf", tmp_path / "runs", **changes), silent)
+        walk.find(options(tmp_path / "no.gguf", tmp_path / "runs", **changes), quiet)
 
 
 def test_values_that_are_one_placement_are_nothing_to_search(layered: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script()), pytest.raises(RunRefused, match="one placement here"):
-        walk.find(options(layered, tmp_path / "runs"), silent)
+        walk.find(options(layered, tmp_path / "runs"), quiet)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_model_that_loads_nowhere_says_so_for_every_value_tried(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),), dies_loading=OOM)
     with engines.fake(tmp_path, card), pytest.raises(RunRefused, match=r"no value of ncmoe .*out of memory"):
-        walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), silent)
+        walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), quiet)
 
 
 def test_a_candidate_that_fails_where_all_should_load_does_not_end_the_search(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),))
     dying = [{"when": f"--n-cpu-moe {n} ", "dies_loading": "killed"} for n in (LAYERS - 1, LAYERS)]
     with engines.fake(tmp_path, card, cases=[*cases(refusing)[: LAYERS - 1], *dying]):
-        comparison = walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), silent)
+        comparison = walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -221,7 +207,7 @@ def test_the_search_is_what_a_continued_run_keeps(layered: Path, tmp_path: Path)
         begun = walk.find(options(layered, tmp_path / "runs"), stop)
         assert not begun.finished
         again = options(layered, tmp_path / "runs", resume=str(begun.run.folder))  # as it was typed, and --resume
-        resumed = walk.find(again, silent)
+        resumed = walk.find(again, quiet)
     assert resumed.finished
     assert resumed.header.search == begun.header.search
     assert {row.status.word for row in resumed.rows} <= {Status.OK, Status.UNSTABLE}

@@ -7,18 +7,19 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
 import pytest
+import short_run
 
 from harness import gates, machine, record, render, telemetry
 from harness.compare import Comparison
+from harness.display import quiet
 from harness.gates import PageCache, Temperatures, Thermal
-from harness.options import Options
-from harness.probe import Progress
 from harness.record import LoadRecord
 from harness.run import outcomes_of
 from harness.telemetry import Quiet, Settled
@@ -287,23 +288,7 @@ def test_a_system_without_sensors_is_not_an_error(monkeypatch: pytest.MonkeyPatc
 # ── in a run ────────────────────────────────────────────────────────────────────────────────
 
 
-def options(model: Path, out: Path, **changes: object) -> Options:
-    given: dict[str, object] = {
-        "model": str(model),
-        "arms": "llama-cpp",
-        "out": str(out),
-        "no_wait": True,
-        "out_tokens": 16,
-        "preset": "quick",
-        "prompt_tokens": 64,
-        "context": 512,
-        "seed": 1,
-    }
-    return Options(**(given | changes))  # type: ignore[arg-type]
-
-
-def silent(_: Progress) -> None:
-    pass
+options = partial(short_run.options, arms="llama-cpp", out_tokens=16)
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +298,7 @@ def comparison(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Compari
     turns = chain.from_iterable(repeat((Temperatures(60.0), Temperatures(65.0))))
     with pytest.MonkeyPatch.context() as patch, engines.fake(folder, Script(itl_s=0.002)):
         patch.setattr(gates, "temperatures", lambda: next(turns))
-        return duel(options(model, folder / "runs", arms="ollama,llama-cpp"), silent)
+        return duel(options(model, folder / "runs", arms="ollama,llama-cpp"), quiet)
 
 
 def test_each_load_of_a_block_records_what_it_found_and_a_probe_leaves_the_cache_alone(comparison: Comparison) -> None:
@@ -357,7 +342,7 @@ def test_a_run_that_makes_claims_first_warms_the_gpu_and_analyses_none_of_it(
     monkeypatch.setattr(telemetry, "wait_until_quiet", lambda **_: Quiet(1.0, 0.0, True))
     with engines.fake(tmp_path, Script(itl_s=0.002)):
         found = duel(
-            options(model, tmp_path / "runs", no_wait=False, preset="confirm", budget=0.2, arms="llama-cpp"), silent
+            options(model, tmp_path / "runs", no_wait=False, preset="confirm", budget=0.2, arms="llama-cpp"), quiet
         )
 
     stages = [load.stage for load in found.run.loads]

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from short_run import options
 
 from harness import process, record
+from harness.display import quiet
 from harness.errors import RunRefused, UsageError
 from harness.options import Options
 from harness.plan import Status
@@ -26,25 +28,6 @@ from harness.walk import duel, read, verify
 
 FAST = Script(itl_s=0.004)
 MEASURED = {Status.OK, Status.UNSTABLE}  # a stalled machine makes clocks disagree, and that is no fault of ours
-
-
-def options(model: Path, out: Path, **changes: object) -> Options:
-    given: dict[str, object] = {
-        "model": str(model),
-        "arms": "ollama,llama-cpp",
-        "out": str(out),
-        "no_wait": True,
-        "out_tokens": 24,
-        "preset": "quick",
-        "prompt_tokens": 64,
-        "context": 512,
-        "seed": 1,
-    }
-    return Options(**(given | changes))  # type: ignore[arg-type]
-
-
-def silent(_: Progress) -> None:
-    pass
 
 
 @pytest.fixture
@@ -64,7 +47,7 @@ def nothing_is_left() -> bool:
 def test_a_run_leaves_a_folder_that_verifies_and_no_process(
     fakes: engines.Engines, model: Path, tmp_path: Path
 ) -> None:
-    comparison = duel(options(model, tmp_path / "runs"), silent)
+    comparison = duel(options(model, tmp_path / "runs"), quiet)
 
     assert [row.arm for row in comparison.rows] == ["ollama", "llama-cpp"]
     assert {row.status.word for row in comparison.rows} <= MEASURED
@@ -80,11 +63,11 @@ def test_an_arm_at_half_speed_is_found_different(model: Path, tmp_path: Path) ->
     gpu = Script(itl_s=0.006, devices=(("CUDA0", "a card", 8000),))
     with engines.fake(tmp_path, gpu, cases=slow):
         arms = "llama-cpp@ngl=99,llama-cpp@cpu-moe"
-        comparison = duel(options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=0.01), silent)
+        comparison = duel(options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=0.01), quiet)
         # a budget of less than a second leaves one pair of blocks: numbers, no claims
         assert comparison.state.word == "SCREENING"
 
-        comparison = duel(options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=60.0), silent)
+        comparison = duel(options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=60.0), quiet)
 
     contrast = comparison.row("llama-cpp@cpu-moe").contrast
     assert contrast is not None
@@ -97,14 +80,14 @@ def test_an_arm_at_half_speed_is_found_different(model: Path, tmp_path: Path) ->
 def test_every_load_of_the_plan_is_one_engine_start(model: Path, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     with engines.fake(tmp_path, Script(itl_s=0.002, starts=str(starts))):
-        comparison = duel(options(model, tmp_path / "runs"), silent)
+        comparison = duel(options(model, tmp_path / "runs"), quiet)
 
     assert len(starts.read_text().splitlines()) == len(comparison.run.loads)
     assert {load.stage for load in comparison.run.loads} == {"probe", "block"}
 
 
 def test_stock_settings_leave_every_engine_its_own(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
-    comparison = duel(options(model, tmp_path / "runs", arms="llama-cpp", settings="stock"), silent)
+    comparison = duel(options(model, tmp_path / "runs", arms="llama-cpp", settings="stock"), quiet)
 
     (contender,) = comparison.header.contenders
     assert contender.realised is not None
@@ -113,7 +96,7 @@ def test_stock_settings_leave_every_engine_its_own(fakes: engines.Engines, model
 
 
 def test_without_a_device_placements_are_one_and_run_once(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
-    comparison = duel(options(model, tmp_path, arms="llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
+    comparison = duel(options(model, tmp_path, arms="llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"), quiet)
 
     assert comparison.row("llama-cpp").status.word in MEASURED
     assert [row.status.word for row in comparison.rows[1:]] == [Status.ALIAS, Status.ALIAS]
@@ -125,7 +108,7 @@ def test_an_engine_that_is_missing_is_a_row_with_the_next_step(model: Path, tmp_
     with engines.fake(tmp_path, FAST) as found:
         found.ollama.unlink()
         os.environ["PATH"] = str(found.bin)
-        comparison = duel(options(model, tmp_path / "runs"), silent)
+        comparison = duel(options(model, tmp_path / "runs"), quiet)
 
     row = comparison.row("ollama")
     assert row.status.word is Status.UNAVAILABLE
@@ -136,7 +119,7 @@ def test_an_engine_that_is_missing_is_a_row_with_the_next_step(model: Path, tmp_
 def test_an_arm_that_dies_loading_is_a_row_and_not_the_end(model: Path, tmp_path: Path) -> None:
     dies = [{"when": "--cpu-moe", "dies_loading": "GGML_ASSERT(false) failed", "exit_code": -6}]
     with engines.fake(tmp_path, Script(itl_s=0.002, devices=(("CUDA0", "a card", 8000),)), cases=dies):
-        comparison = duel(options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
+        comparison = duel(options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), quiet)
 
     row = comparison.row("llama-cpp@cpu-moe")
     assert row.status.word is Status.CRASHED
@@ -149,13 +132,13 @@ def test_if_no_arm_runs_the_run_is_refused_with_every_reason(model: Path, tmp_pa
         engines.fake(tmp_path, Script(dies_loading="unknown model architecture: 'qwen9'")),
         pytest.raises(RunRefused, match=r"no arm can be measured.*ollama: .*llama-cpp: .*qwen9"),
     ):
-        duel(options(model, tmp_path), silent)
+        duel(options(model, tmp_path), quiet)
 
 
 def test_wrong_output_is_void_however_fast(model: Path, tmp_path: Path) -> None:
     wrong = [{"when": "--cpu-moe", "words": ["nonsense", "again"]}]
     with engines.fake(tmp_path, Script(itl_s=0.002, devices=(("CUDA0", "a card", 8000),)), cases=wrong):
-        comparison = duel(options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), silent)
+        comparison = duel(options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe"), quiet)
 
     row = comparison.row("llama-cpp@cpu-moe")
     assert row.status.word is Status.VOID
@@ -260,7 +243,7 @@ def test_a_reference_that_dies_leaves_no_result_and_says_why(model: Path, tmp_pa
 def test_an_arm_with_hosts_in_it_can_be_the_reference(model: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script(itl_s=0.002, devices=(("CUDA0", "a card", 8000),))):
         arms = "llama-cpp@ngl=99,rpc=127.0.0.1:1,llama-cpp@cpu-moe"
-        comparison = duel(options(model, tmp_path / "runs", arms=arms), silent)
+        comparison = duel(options(model, tmp_path / "runs", arms=arms), quiet)
 
     assert comparison.reference.arm == "llama-cpp@ngl=99,rpc=127.0.0.1:1"
 
@@ -285,7 +268,7 @@ def test_one_folder_is_written_by_one_process(fakes: engines.Engines, model: Pat
         wait_for(running, "block 2")
         (folder,) = (tmp_path / "runs").iterdir()
         with pytest.raises(RunRefused, match="another process"):
-            duel(Options(resume=str(folder), no_wait=True), silent)
+            duel(Options(resume=str(folder), no_wait=True), quiet)
         running.send_signal(signal.SIGINT)
         assert running.stdout is not None
         running.stdout.read()
@@ -293,10 +276,10 @@ def test_one_folder_is_written_by_one_process(fakes: engines.Engines, model: Pat
 
 
 def test_a_run_is_continued_with_its_own_options(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
-    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent).run.folder
+    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet).run.folder
 
     with pytest.raises(UsageError, match="--arms ollama does not go with --resume"):
-        duel(Options(resume=str(folder), arms="ollama"), silent)
+        duel(Options(resume=str(folder), arms="ollama"), quiet)
 
 
 @pytest.mark.parametrize(
@@ -315,7 +298,7 @@ def test_what_cannot_be_compared_is_told_before_anything_is_loaded(
         found.ollama.unlink()
         os.environ["PATH"] = str(found.bin)
         with pytest.raises(UsageError, match=sentence):
-            duel(options(model, tmp_path / "runs", arms="llama-cpp,llama-cpp@cpu-moe,ollama", **changes), silent)
+            duel(options(model, tmp_path / "runs", arms="llama-cpp,llama-cpp@cpu-moe,ollama", **changes), quiet)
 
     assert not (tmp_path / "runs").exists()
 
@@ -324,7 +307,7 @@ def test_an_alias_as_reference_is_the_arm_that_it_stands_for(
     fakes: engines.Engines, model: Path, tmp_path: Path
 ) -> None:
     arms = "ollama,llama-cpp,llama-cpp@cpu-moe"
-    comparison = duel(options(model, tmp_path / "runs", arms=arms, reference="llama-cpp@cpu-moe"), silent)
+    comparison = duel(options(model, tmp_path / "runs", arms=arms, reference="llama-cpp@cpu-moe"), quiet)
 
     assert comparison.reference.arm == "llama-cpp"
     assert "--reference=llama-cpp" in comparison.header.command
@@ -333,7 +316,7 @@ def test_an_alias_as_reference_is_the_arm_that_it_stands_for(
 
 def test_a_run_that_never_began_names_its_logs_or_leaves_no_folder(model: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script(dies_loading="no")), pytest.raises(RunRefused, match=r"logs are in .*engines"):
-        duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent)
+        duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet)
 
 
 def test_a_cached_prompt_is_invalid_and_told(model: Path, tmp_path: Path) -> None:
@@ -341,7 +324,7 @@ def test_a_cached_prompt_is_invalid_and_told(model: Path, tmp_path: Path) -> Non
         engines.fake(tmp_path, Script(itl_s=0.002, cached=5)),
         pytest.raises(RunRefused, match="5 prompt tokens came from a cache"),
     ):
-        duel(options(model, tmp_path, arms="llama-cpp"), silent)
+        duel(options(model, tmp_path, arms="llama-cpp"), quiet)
 
 
 KILLED = """
@@ -389,12 +372,12 @@ def test_killed_it_leaves_no_engine_and_goes_on_where_it_was(
     with (folder / record.LINES).open("ab") as lines:
         lines.write(b'{"format":1,"kind":"sam')  # the kill came in the middle of a line
 
-    comparison = duel(Options(resume=str(folder), no_wait=True), silent)
+    comparison = duel(Options(resume=str(folder), no_wait=True), quiet)
 
     assert comparison.header == before.header, "the plan and its digest never change"
     assert comparison.run.loads[: len(before.loads)] == before.loads
     assert verify(folder) == []
-    again = duel(Options(resume=str(folder), no_wait=True), silent)
+    again = duel(Options(resume=str(folder), no_wait=True), quiet)
     assert again.run.loads == comparison.run.loads, "nothing is left to do"
 
 
@@ -417,16 +400,16 @@ def test_ctrl_c_keeps_a_readable_run(fakes: engines.Engines, model: Path, tmp_pa
 
 def test_a_run_on_another_engine_build_is_not_continued(model: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, FAST):
-        folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent).run.folder
+        folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet).run.folder
     with (
         engines.fake(tmp_path / "newer", Script(version="12000")),
         pytest.raises(RunRefused, match=r"llama\.cpp b11434 is now llama\.cpp b12000"),
     ):
-        duel(Options(resume=str(folder), no_wait=True), silent)
+        duel(Options(resume=str(folder), no_wait=True), quiet)
 
 
 def test_a_changed_sample_or_report_does_not_verify(fakes: engines.Engines, model: Path, tmp_path: Path) -> None:
-    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), silent).run.folder
+    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet).run.folder
     lines = (folder / record.LINES).read_text().splitlines()
     for number, line in enumerate(lines):
         data = json.loads(line)

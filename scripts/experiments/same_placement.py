@@ -29,8 +29,8 @@ from publishing import publish
 
 import harness
 from harness import verdict
-from harness.load import Job, run_load
-from harness.probe import find_field, read_arm, shared_tokens, task
+from harness.load import run_load
+from harness.probe import find_field, job_of, task
 
 ARMS = "llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe,llama-cpp@cpu"
 SIZE = "128MiB"  # of the synthetic model
@@ -85,17 +85,7 @@ def measure_in_turn(work: Path) -> None:
             if contender.engine is None:
                 raise SystemExit(f"{contender.arm} cannot run: {contender.status}")
             tasks = [task(field, n, OUT_TOKENS, options(work), warmup=n == 0) for n in range(REQUESTS + 1)]
-            job = Job(
-                stage="block",
-                label=contender.arm,
-                arm=read_arm(contender),
-                engine=contender.engine,
-                model=field.model.file,
-                settings=contender.settings,
-                tasks=tuple(tasks),
-                shared_tokens=shared_tokens(field.model),
-            )
-            load, samples = run_load(job, folder, {}, lambda _: None, wait=False)
+            load, samples = run_load(job_of(field, contender, "block", tasks), folder, {}, lambda _: None, wait=False)
             if load.failure is not None:
                 raise SystemExit(f"{contender.arm} failed: {load.failure}")
             for number, sample in enumerate(samples):

@@ -35,11 +35,11 @@ from harness import load, plan, probe, record, registry, run
 from harness import measure as measures
 from harness.arms import read_arm
 from harness.contract import Arm, Chunk, Engine, ModelFile, Prompt, Realised, Request, Session, Settings, Usage
+from harness.display import quiet
 from harness.load import Job
 from harness.measure import Sample
 from harness.options import Options
 from harness.plan import Outcome, Plan
-from harness.probe import Progress
 from harness.record import LoadRecord, Run, SampleLine
 from harness.walk import duel
 
@@ -302,11 +302,7 @@ def do(engine: str, options: Options, kill: Kill | None, *, keeps_abandoned: boo
             only = MappingProxyType({"toy": Toy()})
             stack.enter_context(mock.patch.object(registry, "_load", return_value=only))
         stack.enter_context(clocks(partial(script, poisoned=kill.poisoned if kill else None), measure))
-        duel(options, silent)
-
-
-def silent(_: Progress) -> None:
-    pass
+        duel(options, quiet)
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 import pytest
 import test_measure
-from test_run import options, silent
+from short_run import options
 
 from harness import model as models
 from harness import record, render, synth
+from harness.display import quiet
 from harness.measure import Sample
 from harness.options import Options
 from harness.preview import preview_run
@@ -42,7 +43,7 @@ def test_the_articles_four_arms_are_two_before_anything_is_loaded(tmp_path: Path
     with engines.fake(tmp_path, dataclasses.replace(CARD, starts=str(starts))):
         header = synth.write(tmp_path / "article.gguf", narrow, header_only=True)
         arms = ",".join(f"llama-cpp@ncmoe={number}" for number in (48, 44, 40, 36))
-        found = preview_run(Options(model=str(header), arms=arms), silent)
+        found = preview_run(Options(model=str(header), arms=arms), quiet)
 
     assert [(arm["status"], arm["alias_of"]) for arm in found["arms"]] == [
         ("OK", None),
@@ -72,7 +73,7 @@ def test_the_article_run_without_merging_is_red_and_shows_its_loads_in_time_orde
     # By the scripted clock a load takes 24 s and more: time for six blocks, and not for eight.
     given = options(model, tmp_path / "runs", arms=arms, preset="confirm", budget=14.5, out_tokens=96)
     with engines.fake(tmp_path, CARD), clocks(decaying):
-        found = duel(given, silent, merge_aliases=False)
+        found = duel(given, quiet, merge_aliases=False)
 
     assert found.judgement.n == 6
     assert [row.status.alias_of for row in found.rows] == [None] * 4
