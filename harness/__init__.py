@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from harness.answer import change_sentence, undecided
     from harness.arms import parse_arms
     from harness.calibration import calibrate
     from harness.changes import Changes, compare_runs
@@ -17,24 +18,17 @@ if TYPE_CHECKING:
     from harness.display import show_progress
     from harness.engines import install_engine, list_engines
     from harness.errors import DuelError
+    from harness.facts import as_json, row_json
+    from harness.listings import engines_table, inspect_table, preview_table
     from harness.options import Options, collect, declare
-    from harness.preview import inspect_model, preview_run
+    from harness.preview import preview_run
+    from harness.inspection import inspect_model
     from harness.record import to_json
-    from harness.render import (
-        as_json,
-        change_sentence,
-        changes_table,
-        engines_table,
-        inspect_table,
-        plain,
-        preview_table,
-        report,
-        row_json,
-        table,
-        undecided,
-    )
+    from harness.render import report
     from harness.synth import synthesize
-    from harness.walk import changes_since_baseline, duel, find, read, verify, write_report
+    from harness.terminal import changes_table, table
+    from harness.walk import changes_since_baseline, duel, find_best, read, verify, write_report
+    from harness.words import plain
 
 __all__ = [
     "Changes",
@@ -52,7 +46,7 @@ __all__ = [
     "declare",
     "duel",
     "engines_table",
-    "find",
+    "find_best",
     "inspect_model",
     "inspect_table",
     "install_engine",
@@ -95,29 +89,20 @@ _MODULES = {
         "collect",
         "declare",
     ),
-    "preview": (
-        "inspect_model",
-        "preview_run",
-    ),
+    "inspection": ("inspect_model",),
+    "preview": ("preview_run",),
     "record": ("to_json",),
-    "render": (
-        "as_json",
-        "change_sentence",
-        "changes_table",
-        "engines_table",
-        "inspect_table",
-        "plain",
-        "preview_table",
-        "report",
-        "row_json",
-        "table",
-        "undecided",
-    ),
+    "answer": ("change_sentence", "undecided"),
+    "facts": ("as_json", "row_json"),
+    "listings": ("engines_table", "inspect_table", "preview_table"),
+    "render": ("report",),
+    "terminal": ("changes_table", "table"),
+    "words": ("plain",),
     "synth": ("synthesize",),
     "walk": (
         "changes_since_baseline",
         "duel",
-        "find",
+        "find_best",
         "read",
         "verify",
         "write_report",

@@ -169,7 +169,7 @@ def _gate(changes: harness.Changes) -> int:
 
 def _find(arguments: argparse.Namespace) -> int:
     with harness.show_progress() as watch:
-        comparison = harness.find(_options(arguments), watch)
+        comparison = harness.find_best(_options(arguments), watch)
     return _show(comparison, arguments.json)
 
 

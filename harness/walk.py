@@ -9,7 +9,7 @@ from harness import baseline, record
 from harness.changes import Changes, compare_runs
 from harness.compare import Comparison, compare
 from harness.errors import RunRefused, UsageError
-from harness.find import find as search_and_confirm
+from harness.find import find
 from harness.options import Options
 from harness.probe import Watch
 from harness.render import report
@@ -29,11 +29,11 @@ def duel(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Compa
     return write_report(run(options, watch, merge_aliases=merge_aliases).folder)
 
 
-def find(options: Options, watch: Watch) -> Comparison:
+def find_best(options: Options, watch: Watch) -> Comparison:
     """Search the best value of a sweep, confirm it, judge, and leave `report.md`. Raises DuelError."""
     if options.fail_on_regression is not None:
         raise UsageError("a search is compared with no earlier run; give --fail-on-regression to `llamaduel run`")
-    return write_report(search_and_confirm(options, watch).folder)
+    return write_report(find(options, watch).folder)
 
 
 def read(folder: Path) -> Comparison:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness import baseline, changes, differences, plan, record, render, verdict
+from harness import answer, baseline, changes, differences, plan, record, terminal, verdict, words
 from harness.changes import Changes, compare_runs
 from harness.cli import main
 from harness.compare import compare
@@ -216,8 +216,8 @@ def test_a_loss_beyond_the_margin_is_a_regression(factor: float, noise: float, w
     assert change.low < factor < change.high
     assert found.regression is regression
     assert found.decided
-    assert f"{change.ratio:.3f}× ({change.low:.3f}–{change.high:.3f})" in render.changes_table(found)
-    assert render.change_sentence(change) in " ".join(render.changes_table(found).split())
+    assert f"{change.ratio:.3f}× ({change.low:.3f}–{change.high:.3f})" in terminal.changes_table(found)
+    assert answer.change_sentence(change) in " ".join(terminal.changes_table(found).split())
 
 
 def test_the_interval_is_that_of_welch_at_the_joint_level() -> None:
@@ -263,9 +263,9 @@ def test_a_loss_of_all_arms_is_not_visible_and_that_is_said() -> None:
     assert f"A change that hits all arms alike, {REFERENCE} too, is not visible here." in halved.notes
     assert halved.before.reference_tps is not None
     assert halved.after.reference_tps is not None
-    table = render.changes_table(halved)
-    assert render.spread(halved.before.reference_tps) in table
-    assert render.spread(halved.after.reference_tps) in table
+    table = terminal.changes_table(halved)
+    assert words.spread(halved.before.reference_tps) in table
+    assert words.spread(halved.after.reference_tps) in table
     assert "reference (confounded)" in table
 
 
@@ -307,7 +307,7 @@ def test_an_arm_that_its_engine_no_longer_runs_is_lost(word: Status) -> None:
     found = since(played(later(contender(REFERENCE), failed(word), contender(THIRD))))
 
     assert (of(found).word, of(found).regression) == ("LOST", True)
-    assert render.change_sentence(of(found)) == f"{OTHER} is lost, a regression: it ran before, now {word}: why not."
+    assert answer.change_sentence(of(found)) == f"{OTHER} is lost, a regression: it ran before, now {word}: why not."
     assert of(found, THIRD).word == "SAME"
 
 
@@ -337,7 +337,7 @@ def test_a_reference_that_no_longer_runs_is_lost_and_leaves_the_others_without_a
     for arm in (OTHER, THIRD):
         assert of(found, arm).word == "NOT_COMPARABLE"
         assert of(found, arm).reason == why
-    table = render.changes_table(found)
+    table = terminal.changes_table(found)
     assert "nan" not in table
     assert "confounded" not in table
     assert f"{REFERENCE} is lost, a regression: it ran before, now " in table
@@ -350,7 +350,7 @@ def test_through_a_reference_that_never_ran_nothing_is_judged() -> None:
     assert {change.word for change in found.changes} == {"NOT_COMPARABLE"}
     assert of(found).reason == "it had no numbers before (the reference has no loads)"
     assert of(found, REFERENCE).reason == "it had no numbers before (CRASHED: it died)"
-    assert "nan" not in render.changes_table(found)
+    assert "nan" not in terminal.changes_table(found)
     json.dumps(record.to_json(found), allow_nan=False)
 
 
@@ -455,7 +455,7 @@ def test_equal_runs_differ_in_nothing() -> None:
     found = since(played(later()))
 
     assert found.differences == ()
-    assert "Nothing that was recorded differs beside the speeds." in render.changes_table(found)
+    assert "Nothing that was recorded differs beside the speeds." in terminal.changes_table(found)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_another_task_or_another_machine_forbids_every_verdict(after: Header, se
     assert sentence in [str(each) for each in found.differences if each.forbids]
     assert {change.word for change in found.changes} == {"NOT_COMPARABLE"}
     assert all(sentence in change.reason for change in found.changes)
-    assert f"Differs, and forbids a verdict: {sentence}" in render.changes_table(found)
+    assert f"Differs, and forbids a verdict: {sentence}" in terminal.changes_table(found)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +554,7 @@ def test_other_differences_are_named_and_leave_the_verdict(after: Header, senten
     assert sentence in [str(each) for each in found.differences]
     assert not any(each.forbids for each in found.differences)
     assert {change.word for change in found.changes} == {"SAME"}
-    assert f"Differs: {sentence}" in render.changes_table(found)
+    assert f"Differs: {sentence}" in terminal.changes_table(found)
 
 
 def test_what_an_engine_reads_back_and_where_it_put_the_weights_are_named() -> None:
@@ -601,7 +601,7 @@ def test_another_build_of_the_reference_is_told() -> None:
 def test_one_difference_of_several_arms_is_one_line() -> None:
     found = since(played(later(*(contender(arm, engine=engine("b2")) for arm in ARMS))))
     line = f"Differs: {REFERENCE}, {OTHER}, {THIRD}: engine was llama.cpp b1, is llama.cpp b2"
-    assert line in render.changes_table(found)
+    assert line in terminal.changes_table(found)
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────

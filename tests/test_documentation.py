@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 from backends.llama_cpp import LlamaCpp
-from harness import changes, cli, options, plan, render, verdict
+from harness import changes, cli, options, plan, terminal, verdict
 from harness.errors import Unavailable
 from harness.testing.conformance import Conformance
 from harness.testing.llama_server import FLAGS
@@ -279,7 +279,7 @@ def test_the_guide_explains_exactly_what_a_report_can_say() -> None:
     assert sorted(first_column(guide, "The state of the run")) == sorted(get_args(verdict.StateWord))
     assert sorted(first_column(guide, "The verdicts")) == sorted(get_args(verdict.Word))
     assert sorted(first_column(guide, "Two runs")) == sorted(get_args(changes.Word))
-    assert sorted(first_column(guide, "The columns")) == sorted(name for name, _ in render.CELLS)
+    assert sorted(first_column(guide, "The columns")) == sorted(name for name, _ in terminal.CELLS)
 
 
 def declared() -> set[str]:

@@ -78,7 +78,7 @@ def test_the_best_of_thirteen_placements_is_found_in_ten_loads_and_measured_agai
 ) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),))
     with engines.fake(tmp_path, card, cases=cases(curve)):
-        comparison = walk.find(options(layered, tmp_path / "runs"), quiet)
+        comparison = walk.find_best(options(layered, tmp_path / "runs"), quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -102,14 +102,14 @@ def test_the_best_of_thirteen_placements_is_found_in_ten_loads_and_measured_agai
 def test_the_find_ends_with_a_command_for_each_engine_that_can_be_told(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),), itl_s=0.004)
     with engines.fake(tmp_path, card, cases=cases(refusing)):
-        comparison = walk.find(options(layered, tmp_path / "runs", preset="confirm", budget=60.0), quiet)
+        comparison = walk.find_best(options(layered, tmp_path / "runs", preset="confirm", budget=60.0), quiet)
 
     search = comparison.header.search
     assert search is not None
     assert all(f"ollama@{arm.partition('@')[2]}" in search.elsewhere[arm] for arm in search.chosen)
     if comparison.state.ranks:  # a machine too noisy for six blocks is called so, and then names no best
         assert comparison.best[0].arm in search.chosen
-        from harness.render import table
+        from harness.terminal import table
 
         drawn = table(comparison)
         assert drawn.rstrip().endswith("ollama run duel --verbose)")
@@ -126,7 +126,7 @@ def test_numbers_other_than_a_placement_are_searched_too(layered: Path, tmp_path
     by_batch = [{"when": f"-ub {ub} ", "dies_loading": OOM} for ub in (512, 448, 384)]
     with engines.fake(tmp_path, card, cases=by_batch):
         given = options(layered, tmp_path / "runs", arms="llama-cpp@cpu-moe,ub=64..512/64")
-        comparison = walk.find(given, quiet)
+        comparison = walk.find_best(given, quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -148,26 +148,26 @@ def test_a_search_that_cannot_be_meant_is_refused_before_a_model_is_read(
     changes: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=says):
-        walk.find(options(tmp_path / "no.gguf", tmp_path / "runs", **changes), quiet)
+        walk.find_best(options(tmp_path / "no.gguf", tmp_path / "runs", **changes), quiet)
 
 
 def test_values_that_are_one_placement_are_nothing_to_search(layered: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script()), pytest.raises(RunRefused, match="one placement here"):
-        walk.find(options(layered, tmp_path / "runs"), quiet)
+        walk.find_best(options(layered, tmp_path / "runs"), quiet)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_model_that_loads_nowhere_says_so_for_every_value_tried(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),), dies_loading=OOM)
     with engines.fake(tmp_path, card), pytest.raises(RunRefused, match=r"no value of ncmoe .*out of memory"):
-        walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), quiet)
+        walk.find_best(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), quiet)
 
 
 def test_a_candidate_that_fails_where_all_should_load_does_not_end_the_search(layered: Path, tmp_path: Path) -> None:
     card = Script(devices=(("CUDA0", "a card", 8000),))
     dying = [{"when": f"--n-cpu-moe {n} ", "dies_loading": "killed"} for n in (LAYERS - 1, LAYERS)]
     with engines.fake(tmp_path, card, cases=[*cases(refusing)[: LAYERS - 1], *dying]):
-        comparison = walk.find(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), quiet)
+        comparison = walk.find_best(options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}"), quiet)
 
     search = comparison.header.search
     assert search is not None
@@ -188,7 +188,7 @@ def test_a_winner_that_fails_before_it_is_confirmed_leaves_it_to_the_next(layere
     with engines.fake(tmp_path, Script()):
         os.environ["LLAMADUEL_FAKE"] = str(script)
         given = options(layered, tmp_path / "runs", arms=f"llama-cpp@ncmoe=0..{LAYERS}")
-        comparison = walk.find(given, break_the_winner)
+        comparison = walk.find_best(given, break_the_winner)
 
     search = comparison.header.search
     assert search is not None
@@ -204,10 +204,10 @@ def test_the_search_is_what_a_continued_run_keeps(layered: Path, tmp_path: Path)
             if progress.done:
                 raise KeyboardInterrupt
 
-        begun = walk.find(options(layered, tmp_path / "runs"), stop)
+        begun = walk.find_best(options(layered, tmp_path / "runs"), stop)
         assert not begun.finished
         again = options(layered, tmp_path / "runs", resume=str(begun.run.folder))  # as it was typed, and --resume
-        resumed = walk.find(again, quiet)
+        resumed = walk.find_best(again, quiet)
     assert resumed.finished
     assert resumed.header.search == begun.header.search
     assert {row.status.word for row in resumed.rows} <= {Status.OK, Status.UNSTABLE}

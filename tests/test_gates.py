@@ -16,7 +16,7 @@ import psutil
 import pytest
 import short_run
 
-from harness import gates, machine, record, render, telemetry
+from harness import gates, machine, record, render, telemetry, words
 from harness.compare import Comparison
 from harness.display import quiet
 from harness.gates import PageCache, Temperatures, Thermal
@@ -351,7 +351,7 @@ def test_a_run_that_makes_claims_first_warms_the_gpu_and_analyses_none_of_it(
     assert burnt in (1, 2)
     assert set(stages[burnt + 1 :]) == {"block"}
     assert not [outcome for outcome in outcomes_of(found.run) if outcome.block == 0]
-    assert f"burn-in, not analysed | {render.count(burnt, 'load')} of llama-cpp, GPU 60 °C" in squeezed(found)
+    assert f"burn-in, not analysed | {words.count(burnt, 'load')} of llama-cpp, GPU 60 °C" in squeezed(found)
 
 
 # ── in the report ───────────────────────────────────────────────────────────────────────────

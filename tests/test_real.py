@@ -23,7 +23,7 @@ from harness.options import DEFAULT_ARMS, collect
 from harness.plan import Status
 from harness.probe import Progress, Watch
 from harness.registry import backend
-from harness.walk import duel, find, verify
+from harness.walk import duel, find_best, verify
 
 pytestmark = pytest.mark.engine
 TEXT_MODEL = "LLAMADUEL_TEXT_MODEL"
@@ -116,7 +116,7 @@ def test_the_search_stays_inside_a_small_stand_in_device(moe: Path, tmp_path: Pa
         "stand_in": "72MiB",
         "out_tokens": "32",
     }
-    comparison = find(
+    comparison = find_best(
         collect(given | {"arms": "llama-cpp@ncmoe=0..99", "prompt_tokens": "128", "context": "1024", "seed": "1"}),
         quiet,
     )

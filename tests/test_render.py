@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import render, verdict
+from harness import facts, render, terminal, verdict, words
 from harness.compare import Comparison
 from harness.options import Options
 from harness.testing import engines
@@ -69,17 +69,17 @@ def test_the_answer_says_what_the_verdict_says(
 def test_arms_that_may_not_be_compared_have_no_ratio(comparison: Comparison) -> None:
     found = judged(comparison, "NOT_COMPARABLE", 1.5)
 
-    assert "1.5" not in render.ratio(found.row("llama-cpp").contrast)
-    assert render.as_json(found)["arms"][1]["ratio"] is None
+    assert "1.5" not in words.ratio(found.row("llama-cpp").contrast)
+    assert facts.as_json(found)["arms"][1]["ratio"] is None
 
 
 def test_a_red_run_ranks_nothing_and_still_shows_its_numbers(comparison: Comparison) -> None:
     found = judged(comparison, "NOT_COMPARABLE", 1.5, "RED")
-    table = render.table(found, 200)
+    table = terminal.table(found, 200)
 
     assert table.startswith("This run ranks nothing.")
     assert "State RED: a reason." in table
-    assert render.spread(found.row("llama-cpp").decode_tps) in table
+    assert words.spread(found.row("llama-cpp").decode_tps) in table
 
 
 def test_text_from_elsewhere_is_inert_in_the_report(comparison: Comparison) -> None:
@@ -102,17 +102,17 @@ def test_text_from_elsewhere_is_inert_in_the_report(comparison: Comparison) -> N
 
 
 def test_plain_text_is_one_line_without_signs_that_a_terminal_obeys() -> None:
-    assert render.plain(HOSTILE) == "a|b `c` <img src=x> # heading *bold* [l](http://x) [31mred abc"
+    assert words.plain(HOSTILE) == "a|b `c` <img src=x> # heading *bold* [l](http://x) [31mred abc"
 
 
 def test_a_code_span_is_not_ended_by_its_content() -> None:
-    assert render.code("a`b") == "``a`b``"
-    assert render.code("`") == "`` ` ``"
+    assert words.code("a`b") == "``a`b``"
+    assert words.code("`") == "`` ` ``"
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
 def test_a_table_keeps_arm_speed_and_verdict_at_every_width(comparison: Comparison, width: int) -> None:
-    table = render.table(comparison, width)
+    table = terminal.table(comparison, width)
 
     for text in ("arm", "decode tok/s", "verdict", "llama-cpp"):
         assert text in table
@@ -121,7 +121,7 @@ def test_a_table_keeps_arm_speed_and_verdict_at_every_width(comparison: Comparis
 
 
 def test_unknown_is_a_dash() -> None:
-    assert render.number(None) == "–"
-    assert render.memory(None) == "–"
-    assert render.spread(None) == "–"
-    assert render.ratio(None) == "–"
+    assert words.number(None) == "–"
+    assert words.memory(None) == "–"
+    assert words.spread(None) == "–"
+    assert words.ratio(None) == "–"

@@ -21,7 +21,7 @@ from harness.errors import RunRefused, UsageError
 from harness.options import Options
 from harness.plan import Status
 from harness.probe import Progress, Watch
-from harness.render import table
+from harness.terminal import table
 from harness.testing import engines
 from harness.testing.script import Script
 from harness.walk import duel, read, verify

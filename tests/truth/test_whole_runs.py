@@ -18,7 +18,7 @@ import test_measure
 from short_run import options
 
 from harness import model as models
-from harness import record, render, synth
+from harness import record, synth, terminal
 from harness.display import quiet
 from harness.measure import Sample
 from harness.options import Options
@@ -150,8 +150,8 @@ def test_every_reason_not_to_count_is_listed_and_no_sample_is_lost(
         found = duel(options(model, tmp_path / "runs", arms="llama-cpp,ollama", preset="confirm"), saboteur)
     assert not saboteur.pending
 
-    terminal, report = render.table(found), (found.run.folder / "report.md").read_text()
-    for told in (" ".join(terminal.split()), report.replace("\\", "")):
+    drawn, report = terminal.table(found), (found.run.folder / "report.md").read_text()
+    for told in (" ".join(drawn.split()), report.replace("\\", "")):
         missing = [reason for _, reason, _ in FAULTS if reason not in told]
         assert not missing, told
     attained("S16", "kinds of fault injected, and listed with their reason", len(FAULTS), "=", 7, "")
