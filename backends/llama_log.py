@@ -11,7 +11,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 from harness.contract import Buffer, Device
 from harness.errors import Crashed, DoesNotFit, EngineFailed
@@ -27,8 +29,9 @@ LISTED = re.compile(r"^\s+(\S+): (.*) \((\d+) MiB, (\d+) MiB free\)")
 USING = re.compile(r"using device (\S+) \((.*?)\) \(.*\) - (\d+) MiB free")
 EVALUATED = re.compile(r"prompt eval time = +[\d.]+ ms / +(\d+) tokens")
 
-# name in Settings (or in the engine, where we do not set it) → the line that tells it
+# name in Settings (or in the engine, where we do not set it) → the lines that tell it, one spelling a group
 SETTINGS = {
+    "build": re.compile(r"\bbuild:? ([1-9]\d*) \(|\bbuild_info: b([1-9]\d*)"),
     "context": re.compile(r"\bllama_context: n_ctx += (\d+)"),
     "batch": re.compile(r"\bllama_context: n_batch += (\d+)"),
     "ubatch": re.compile(r"\bllama_context: n_ubatch += (\d+)"),
@@ -40,14 +43,29 @@ SETTINGS = {
     "threads_batch": re.compile(r"\bsystem_info: .*\(n_threads_batch = (\d+)\)"),
     "slots": re.compile(r"\bn_slots = (\d+)"),
     "kv_unified": re.compile(r"\bllama_context: kv_unified += (\w+)"),
+    "prompt_cache": re.compile(r"\bprompt cache is (disabled)|\bprompt cache is enabled, size limit: (.+?)\s*$"),
+    "checkpoints": re.compile(r"\bcontext checkpoints (disabled)|\bcontext checkpoints enabled, max = (\d+)"),
 }
-SPOKEN = {"enabled": "on", "disabled": "off"}
+OLD_LOAD_MODE = re.compile(r"\bload_tensors: loading model tensors.*\(mmap = (\w+)(?:, direct_io = (\w+))?\)")
+ON_OFF = {"enabled": "on", "disabled": "off", "1": "on", "0": "off"}
+SPOKEN = {"flash_attention": ON_OFF, "prompt_cache": ON_OFF, "checkpoints": ON_OFF}
+BEFORE_LOAD = ("build", "threads")  # said once, before the first line of a load
+
+# of the last request that began; a sampler with a question mark is in the chain and does nothing
+CHAIN = re.compile(r"\bsampler chain: (.+)")
+SAMPLING = re.compile(r"\b(temp|top_k|top_p|min_p|repeat_last_n|(?:repeat|frequency|presence)_penalty) = ([\d.+-]+)")
+PARAMETERS = re.compile(r"^[ \t]+(?:repeat_last_n|top_k) = ", re.MULTILINE)  # the lines after "sampler params:"
+OFFLOADED = re.compile(r"\bload_tensors: offloaded (\d+)/(\d+) layers to GPU")
 
 FIT = (
     re.compile(r"common_params_fit_impl: +- (?P<device>\S+) .*: +\d+ layers \( *(?P<moved>\d+) overflowing\)"),
     re.compile(r"common_params_fit_impl: context size reduced from (?P<was>\d+) to (?P<now>\d+)"),
     re.compile(r"failed to fit params to free device memory: (?P<why>.*)"),
 )
+FITTED = re.compile(r"\b(?:successfully fit|(failed to fit)) params to free device memory")
+PLACING = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ot", "-ts"}
+PLACING_VARIABLES = {f"LLAMA_ARG_{name}" for name in ("N_GPU_LAYERS", "CPU_MOE", "N_CPU_MOE", "OVERRIDE_TENSOR")}
+PAD = 256  # tokens: a context is a multiple of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,8 @@ class Load:
     settings: Mapping[str, str]
     devices: tuple[Device, ...]
     notes: tuple[str, ...]
+    fitted: bool | None = None  # whether `--fit` ran and came to an end; None: the log does not tell
+    offloaded: tuple[int, int] | None = None  # layers, of how many: a claim, printed without any device too
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,24 +160,98 @@ def read_load(lines: Iterable[str]) -> Load:
     settings: dict[str, str] = {}
     devices: dict[str, Device] = {}
     notes: list[str] = []
+    fitted: bool | None = None
+    offloaded: tuple[int, int] | None = None
     for _, text in messages(lines):
         if LOADS.search(text):
-            sizes, devices, notes = {}, {}, []
-            settings = {key: value for key, value in settings.items() if key.startswith("threads")}
+            sizes, devices, notes, fitted, offloaded = {}, {}, [], None, None
+            settings = {key: value for key, value in settings.items() if key.startswith(BEFORE_LOAD)}
         if found := BUFFER.search(text):
             key = (device_of(found[1]), KINDS.get(found[2], "kv"))
             sizes[key] = sizes.get(key, 0.0) + float(found[3])
-        for name, line in SETTINGS.items():
-            if found := line.search(text):
-                value = next(group for group in found.groups() if group is not None)
-                settings[name] = SPOKEN.get(value, value)
+        settings.update(_settings(text))
         if found := USING.search(text):
             devices[found[1]] = Device(found[1], found[2], free_bytes=int(found[3]) * MIB)
+        if found := FITTED.search(text):
+            fitted = found[1] is None
+        if found := OFFLOADED.search(text):
+            offloaded = int(found[1]), int(found[2])
         notes += _fit_note(text)
     buffers = tuple(
         Buffer(device, kind, round(mib * MIB), is_host(device)) for (device, kind), mib in sorted(sizes.items())
     )
-    return Load(buffers or None, MappingProxyType(settings), tuple(devices.values()), tuple(dict.fromkeys(notes)))
+    return Load(
+        buffers or None,
+        MappingProxyType(settings),
+        tuple(devices.values()),
+        tuple(dict.fromkeys(notes)),
+        fitted,
+        offloaded,
+    )
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    """What one line tells, in our words."""
+    for name, line in SETTINGS.items():
+        if found := line.search(text):
+            value = next(group for group in found.groups() if group is not None)
+            yield name, f"b{value}" if name == "build" else SPOKEN.get(name, {}).get(value, value)
+    if found := OLD_LOAD_MODE.search(text):
+        yield "load_mode", "dio" if found[2] == "true" else "mmap" if found[1] == "true" else "none"
+    if found := CHAIN.search(text):
+        links = [link.strip() for link in found[1].split("->")]
+        yield "samplers", " → ".join(link for link in links if link != "logits" and not link.startswith("?"))
+    if PARAMETERS.search(text):
+        yield from sampling({name: float(value) for name, value in SAMPLING.findall(text)}).items()
+
+
+def sampling(told: Mapping[str, Any]) -> dict[str, str]:
+    """How it samples, from the parameters of a request as the engine has them; what is not in them is left out."""
+    named = {"temp": "temperature", "temperature": "temperature", "seed": "seed"}
+    named |= {name: name for name in ("top_k", "top_p", "min_p")}
+    found = {name: f"{round(told[key], 3):g}" for key, name in named.items() if key in told and key != "seed"}
+    if "seed" in told:
+        found["seed"] = str(told["seed"])
+    if "repeat_penalty" in told:
+        repeat, last = float(told["repeat_penalty"]), int(told.get("repeat_last_n", -1))
+        parts = [f"repeat {repeat:g} over {last}"] if repeat != 1 and last else []
+        for kind in ("presence", "frequency"):
+            parts += [f"{kind} {value:g}"] if (value := float(told.get(f"{kind}_penalty", 0))) and last else []
+        found["penalties"] = ", ".join(parts) or "off"
+    return found
+
+
+def placed_by(load: Load, argv: Iterable[str], environment: Mapping[str, str]) -> str | None:
+    """Who decided where the weights lie: flags of ours, or the engine's own `--fit`; None if it cannot be told."""
+    words = tuple(argv)
+    fit_off = any(pair in (("-fit", "off"), ("--fit", "off")) for pair in pairwise(words))
+    if fit_off or PLACING & set(words) or PLACING_VARIABLES & environment.keys():
+        return "user"
+    return "engine's fit" if load.fitted else None
+
+
+def claim(load: Load) -> dict[str, Any]:
+    """What the log claims of the placement, for `Realised.reported`: whole layers, whatever was left out of them."""
+    if load.offloaded is None:
+        return {}
+    there, layers = load.offloaded
+    return {
+        "claim": f"its log: {there} of {layers} layers on the GPU",
+        "claimed_device_share": there / layers if layers else 0.0,
+    }
+
+
+def limits(asked: Mapping[str, int | None], told: Mapping[str, str]) -> dict[str, str]:
+    """Why llama.cpp has another context or batch than asked for, where that is its rule."""
+    found = {}
+    context, most = asked.get("context"), int(told.get("context", 0))
+    if context and most == -(-context // PAD) * PAD != context:
+        found["context"] = f"llama.cpp rounds a context up to a multiple of {PAD}"
+    for name, above in (("batch", "context"), ("ubatch", "batch")):
+        wanted, got = asked.get(name), told.get(name)
+        if wanted and got and int(got) < wanted and got == told.get(above):
+            found[name] = f"llama.cpp makes no {name} larger than the {above}"
+    return found
 
 
 def read_failure(lines: Iterable[str]) -> Failure | None:

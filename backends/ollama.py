@@ -247,6 +247,8 @@ def _told(placement: Placement, settings: Settings) -> dict[str, str]:
         told["OLLAMA_FLASH_ATTENTION"] = "1" if settings.flash_attention == "on" else "0"
     if settings.kv_k is not None:
         told["OLLAMA_KV_CACHE_TYPE"] = settings.kv_k
+    if settings.prompt_cache == "off":  # else the runner saves the prompt before while a new one waits
+        told["LLAMA_ARG_CACHE_RAM"] = "0"
     if placement.kind == "cpu-moe":
         told["LLAMA_ARG_CPU_MOE"] = "1"
     if placement.kind == "ncmoe":
@@ -341,9 +343,15 @@ def _other_runner(hints: Mapping[str, str]) -> Engine:
     from backends.llama_cpp import LlamaCpp
 
     try:
-        return LlamaCpp().find(hints)
+        found = LlamaCpp().find(hints)
     except Unavailable as error:
         raise Unavailable(f"this Ollama has no llama-server that can be used: {error}") from None
+    if "stand-in" in hints and not found.rpc:
+        raise Unavailable(
+            f"this Ollama has no llama-server that sees a stand-in device: {found} has no RPC; "
+            "run `llamaduel engines install llama-cpp`"
+        )
+    return found
 
 
 def _name_of(runner: Engine) -> str:

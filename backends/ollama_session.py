@@ -41,7 +41,22 @@ PREFILL_DIGITS_S = 0.000006  # half of the last digit printed, and a little
 STOP = re.compile(rb"stop processing: n_tokens = \d+, truncated = (\d)")
 OF_OLLAMA = re.compile(r"^(time=\S+ level=|\[GIN)")  # lines of Ollama's own between those of its runner
 ENDED = re.compile(r"^llama-server process has terminated: (exit status \d+: )?")
-BUILD = re.compile(r"\bbuild ([1-9]\d*) \(")
+BUILD = re.compile(r"\bb[1-9]\d*")
+TIER = 'msg="vram-based default context"'
+# a setting → the option that asks for it, the flag by which Ollama passes it on, the variable that asks for it instead
+OPTIONS = {"context": "num_ctx", "batch": "num_batch", "ubatch": "num_batch", "threads": "num_thread"}
+OPTIONS |= {"load_mode": "use_mmap"}
+OWN_FLAGS = {
+    "context": "-c",
+    "batch": "-b",
+    "ubatch": "-ub",
+    "threads": "-t",
+    "load_mode": "--load-mode",
+    "flash_attention": "--flash-attn",
+    "kv_k": "--cache-type-k",
+    "kv_v": "--cache-type-v",
+}
+ASKED_BY = {"flash_attention": "OLLAMA_FLASH_ATTENTION", "kv_k": "OLLAMA_KV_CACHE_TYPE", "kv_v": "OLLAMA_KV_CACHE_TYPE"}
 TOO_LARGE = re.compile(r"requires more system memory|too large for system memory", re.IGNORECASE)
 
 
@@ -129,12 +144,15 @@ class OllamaSession:
         self._look_at_runner()
         lines = self._lines()
         load = llama_log.read_load(lines)
+        environment = self._environment()
         reported = self._reported()
-        settings = dict(load.settings)
-        if build := next((found[1] for line in lines if (found := BUILD.search(line))), None):
-            settings["build"] = f"b{build}"
+        settings = {**self._told_by_runner(), **load.settings}
+        if "build" not in settings and (build := BUILD.search(self.engine.runner or "")):
+            settings["build"] = build[0]  # a build outside git does not know its own
         if self._argv:
             settings["context_shift"] = "on" if "--context-shift" in self._argv else "off"
+        if who := llama_log.placed_by(load, self._argv, environment):
+            settings["placed_by"] = who
         if "context" not in settings and reported.get("context_length"):
             settings["context"] = str(reported["context_length"])
         model = self._after("--model")
@@ -146,9 +164,58 @@ class OllamaSession:
             settings=settings,
             buffers=load.buffers,
             load_s=self.load_s,
+            asked=self._asked(),
+            explained=self._explained(lines, environment, settings),
             reported=reported,
             notes=(*self.notes, *load.notes),
         )
+
+    def _asked(self) -> dict[str, str]:
+        """What every arm of this adapter asks for beside the settings, as far as it can reach this Ollama."""
+        asked = {"context_shift": "off", **llama_log.sampling(GREEDY)}
+        if self.child is not None:
+            asked["slots"] = "1"
+        if self.options.get("num_thread") is not None:
+            asked["threads_batch"] = str(self.options["num_thread"])  # one flag sets both
+        return asked
+
+    def _explained(
+        self, lines: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Flags that Ollama gives its runner by its own choice, and what llama.cpp makes of ours."""
+        asked = {setting: self.options.get(option) for setting, option in OPTIONS.items()}
+        chosen = [setting for setting in OWN_FLAGS if asked.get(setting) is None]
+        chosen = [setting for setting in chosen if ASKED_BY.get(setting) not in environment]
+        found = {
+            setting: f"Ollama passes {flag} {value} by itself"
+            for setting in chosen
+            if (flag := OWN_FLAGS[setting]) and (value := self._after(flag)) is not None
+        }
+        if "context" in found and (tier := next((line for line in lines if TIER in line), None)):
+            found["context"] += f", for {log_fields(tier).get('total_vram', 'unknown bytes')} of card memory"
+        return found | llama_log.limits(
+            {setting: asked[setting] for setting in ("context", "batch", "ubatch")}, settings
+        )
+
+    def _environment(self) -> Mapping[str, str]:
+        """Of the runner; nothing where this user may not read it."""
+        with contextlib.suppress(psutil.Error):
+            return self._runner.environ() if self._runner else {}
+        return {}
+
+    def _told_by_runner(self) -> dict[str, str]:
+        """What the runner says of itself, the last request's sampler first of all; nothing where it does not say."""
+        found: dict[str, str] = {}
+        if port := self._after("--port"):
+            url = f"http://127.0.0.1:{port}"
+            with contextlib.suppress(*UNREACHABLE, LookupError, TypeError):
+                found |= llama_log.sampling(ask(f"{url}/slots")[0]["params"])
+            with contextlib.suppress(*UNREACHABLE, LookupError, TypeError):
+                props = ask(f"{url}/props")
+                found["slots"] = str(props["total_slots"])
+                if build := BUILD.match(str(props["build_info"])):
+                    found["build"] = build[0]
+        return found
 
     def count_tokens(self, text: str) -> int | None:
         """By the runner's own tokenizer, as it takes a raw prompt."""
@@ -223,10 +290,16 @@ class OllamaSession:
         return int(found[-1][2]) if found else None, stop is not None and stop[1] == b"1"
 
     def _reported(self) -> dict[str, Any]:
-        with contextlib.suppress(*UNREACHABLE, KeyError, TypeError):
+        """What `/api/ps` says of this model, its share on a device in words and as a number."""
+        with contextlib.suppress(*UNREACHABLE, LookupError, TypeError):
             for loaded in ask(f"{self.url}/api/ps")["models"]:
                 if str(loaded["name"]).removesuffix(":latest") == self.model.removesuffix(":latest"):
-                    return {key: loaded[key] for key in ("size", "size_vram", "context_length") if key in loaded}
+                    told = {key: loaded[key] for key in ("size", "size_vram", "context_length") if key in loaded}
+                    if told.get("size"):
+                        share = told.get("size_vram", 0) / told["size"]
+                        told["claim"] = f"/api/ps: {100 * share:.0f} % on the GPU"
+                        told["claimed_device_share"] = share
+                    return told
         return {}
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from harness.engines import install_engine, list_engines
     from harness.errors import DuelError
     from harness.facts import as_json, row_json
+    from harness.inspection import inspect_model
     from harness.listings import engines_table, inspect_table, preview_table
     from harness.options import Options, collect, declare
     from harness.preview import preview_run
-    from harness.inspection import inspect_model
     from harness.record import to_json
     from harness.render import report
     from harness.synth import synthesize

@@ -1,8 +1,9 @@
 """The arm grammar: `backend[@placement][,knob=value]…`, several arms separated by commas.
 
 After a comma, a piece whose part before `@` or `=` is a registered backend starts a new arm;
-any other piece is a knob of the arm before it. `ncmoe=0..48/4` is a sweep: several arms.
-What a backend understands it says itself, with `read_arm` and two sets of words.
+any other piece is a knob of the arm before it. `ncmoe=0..48/4` is a sweep and `ctk=f16/q8_0` a list:
+several arms. What a backend understands it says itself, with `read_arm` and two sets of words;
+`depth` is a matter of the prompts, so that every backend takes it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from harness.contract import Arm, Placement, Settings
 from harness.errors import UsageError, nearest
 from harness.registry import backend, backends
+from harness.sizes import parse_tokens
 
 # knob → the field of Settings that it sets
 KNOBS: Mapping[str, str] = {
@@ -27,8 +29,10 @@ KNOBS: Mapping[str, str] = {
     "ctv": "kv_v",
     "lm": "load_mode",
     "rpc": "rpc",
+    "depth": "depth",
 }
 NUMBERS = frozenset({"c", "b", "ub", "t"})
+OF_THE_PROMPTS = frozenset({"depth"})  # no engine is told
 CHOICES: Mapping[str, frozenset[str]] = {
     "fa": frozenset({"on", "off", "auto"}),
     "ctk": frozenset({"f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}),
@@ -42,8 +46,8 @@ MOST_SWEPT = 200
 def read_arm(text: str, name: str, placements: Iterable[str], knobs: Iterable[str]) -> Arm:
     """One arm of backend `name` from its text.
 
-    `placements` holds `word` or `word=N`, `knobs` holds names. Raises UsageError that names the
-    nearest valid word.
+    `placements` holds `word` or `word=N`, `knobs` holds names of what the engine can be told. Raises
+    UsageError that names the nearest valid word.
     """
     head, *pieces = text.split(",")
     base, at, place = head.partition("@")
@@ -52,7 +56,7 @@ def read_arm(text: str, name: str, placements: Iterable[str], knobs: Iterable[st
     if at and not place:
         raise UsageError(f"{text!r} has nothing after '@'; {nearest('', placements)}")
     placement = _read_placement(place, name, frozenset(placements)) if at else Placement()
-    return Arm(name, placement, tuple(sorted(_read_knobs(pieces, name, frozenset(knobs)))))
+    return Arm(name, placement, tuple(sorted(_read_knobs(pieces, name, OF_THE_PROMPTS.union(knobs)))))
 
 
 def _read_placement(text: str, name: str, known: frozenset[str]) -> Placement:
@@ -83,6 +87,8 @@ def _read_knobs(pieces: Iterable[str], name: str, known: frozenset[str]) -> Iter
             raise UsageError(f"knob {key}={value}: {key} takes a whole number above 0")
         if key in CHOICES and value not in CHOICES[key]:
             raise UsageError(f"knob {key}={value}: {nearest(value, CHOICES[key])}")
+        if key == "depth":
+            value = str(parse_tokens(value))
         yield key, str(int(value)) if key in NUMBERS else value
 
 
@@ -117,7 +123,7 @@ def parse_sweeps(text: str) -> tuple[tuple[Arm, ...], ...]:
 
 
 def _expand(pieces: list[str]) -> Iterator[str]:
-    """The texts of one arm with every `A..B/S` replaced by each of its numbers."""
+    """The texts of one arm with every `A..B/S` replaced by each of its numbers, and every `X/Y` by X and by Y."""
     for index, piece in enumerate(pieces):
         key, equals, value = piece.rpartition("=")
         if equals and (sweep := SWEEP.match(value)):
@@ -130,6 +136,10 @@ def _expand(pieces: list[str]) -> Iterator[str]:
             for number in numbers:
                 yield from _expand([*pieces[:index], f"{key}={number}", *pieces[index + 1 :]])
             return
+        if equals and "/" in value:
+            for one in value.split("/"):
+                yield from _expand([*pieces[:index], f"{key}={one}", *pieces[index + 1 :]])
+            return
     yield ",".join(pieces)
 
 
@@ -140,5 +150,5 @@ def apply_knobs(arm: Arm, settings: Settings) -> Settings:
         if key == "rpc":
             changes[KNOBS[key]] = tuple(value.split("+"))
         elif key in KNOBS:
-            changes[KNOBS[key]] = int(value) if key in NUMBERS else value
+            changes[KNOBS[key]] = int(value) if key in NUMBERS | OF_THE_PROMPTS else value
     return dataclasses.replace(settings, **changes)

@@ -17,7 +17,7 @@ from harness.options import Options
 from harness.plan import FAILED, ArmStatus, Status
 from harness.record import Header
 
-EQUAL = ("settings", "prompt_tokens", "context", "thinking")  # options that make another task
+EQUAL = ("settings", "prompt_tokens", "context", "depth", "thinking")  # options that make another task
 
 
 def header(options: Options) -> Header | None:
@@ -43,8 +43,8 @@ def follow(options: Options) -> Options:
     if options.preset == "quick":
         raise UsageError("--preset quick makes no claims, so it finds no regression; leave it out")
     for name in EQUAL:
-        now, then = getattr(options, name), before.options.get(name)
-        if then is not None and now != then:
+        now, then = getattr(options, name), before.options.get(name, getattr(Options(), name))
+        if now != then:
             flag = name.replace("_", "-")
             raise UsageError(f"the baseline was measured with {flag} {then}, not {now}; set --{flag} {then}")
     if options.out_tokens not in (None, before.plan.out_tokens):

@@ -79,7 +79,7 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for round_ in range(ROUNDS):
-            tasks = [task(field, index, OUT_TOKENS, options, warmup=index == 0) for index in range(3)]
+            tasks = [task(field, contender, index, OUT_TOKENS, options, warmup=index == 0) for index in range(3)]
             load, samples = run_load(
                 dataclasses.replace(job_of(field, contender, "probe", tasks), label="server", attempt=round_),
                 folder,

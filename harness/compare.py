@@ -10,12 +10,16 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import placement, plan, verdict
+from harness import placement, plan, plausibility, verdict
+from harness.contract import Buffer
 from harness.errors import RunRefused
+from harness.physics import Flag
+from harness.placement import Cell, Predicted
 from harness.plan import ArmStatus, Status
+from harness.plausibility import Plausibility
 from harness.record import Contender, Header, LoadRecord, Run
 from harness.run import outcomes_of
 from harness.sizes import format_bytes
@@ -55,10 +59,21 @@ class Row:
     load_s: float | None = None
     vram_bytes: int | None = None
     rss_bytes: int | None = None
+    predicted: Predicted | None = None
     predicted_device_bytes: int | None = None
+    like: Predicted | None = None  # where the engine chose: the nearest placement of ours
+    cell: Cell = Cell.UNKNOWN  # how it sits in memory
+    cell_reason: str | None = None
+    ceiling_tps: float | None = None  # of this placement, by what memory moves
+    floor_tps: float | None = None
+    unbounded: str | None = None  # why there is no ceiling, or which bytes it leaves out
+    flags: tuple[Flag, ...] = ()
+    buffers: tuple[Buffer, ...] | None = None  # of the last load
+    contradictions: tuple[str, ...] = ()  # what the driver or the system saw otherwise
     realised_device_bytes: int | None = None
     realised_host_bytes: int | None = None
     contrast: Contrast | None = None  # against the reference
+    prompt_tokens: tuple[int, int] | None = None  # fewest and most that the engine counted
     samples: int = 0
     invalid_samples: int = 0
     invalid_reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -73,6 +88,13 @@ class Row:
         if self.status.alias_of is not None:
             return f"= {self.status.alias_of} ({self.status.reason})"
         return str(self.status)
+
+    @property
+    def share(self) -> float | None:
+        """Decode speed over the ceiling, where that is one of all bytes."""
+        if self.decode_tps is None or self.ceiling_tps is None or self.unbounded is not None:
+            return None
+        return self.decode_tps.value / self.ceiling_tps
 
     def rounds(self, metric: str) -> list[float]:
         """Seconds, one per judged load: per token (decode), for a whole prefill, to the first token (ttft)."""
@@ -160,9 +182,16 @@ def compare(run: Run) -> Comparison:
     statuses |= {shown: status for shown, status in often.items() if statuses[shown].word is Status.OK}
     if drawn.twin is not None and statuses[drawn.twin].word is Status.VOID:  # it is the same arm
         statuses[drawn.reference] = statuses[drawn.twin]
+    running = {arm.label: contenders[arm.text] for arm in drawn.arms}
+    values = plan.values(drawn, outcomes)
+    speeds = {label: math.exp(statistics.median(logs)) for label, logs in values.items() if logs}
+    found = {
+        label: plausibility.check(run.header, each, judged.get(label, ()), speeds.get(label))
+        for label, each in running.items()
+    }
     claims = len(next(iter(judged.values()), ())) >= verdict.FEWEST_BLOCKS
     judgement = verdict.judge(
-        plan.values(drawn, outcomes),
+        values,
         {label: [(load.started_unix_s - began) / 60 for load in found] for label, found in judged.items()},
         drawn.contrasts,
         level=drawn.level,
@@ -175,7 +204,7 @@ def compare(run: Run) -> Comparison:
             label: found.reason for label, found in statuses.items() if found.word in (Status.UNSTABLE, Status.VOID)
         },
         disturbed=sum(outcome.disturbed for found in kept.values() for outcome in found),
-        moved=_moved({arm.label: contenders[arm.text] for arm in drawn.arms}, judged),
+        doubts=[*_moved(names, running, judged), *_flagged(names, speeds, found)],
         names=names,
     )
     if claims and judgement.spread is not None:
@@ -188,13 +217,14 @@ def compare(run: Run) -> Comparison:
     judgement = dataclasses.replace(
         judgement,
         contrasts={
-            pair: _if_comparable(found, *((contenders[_text(drawn, label)], judged[label]) for label in pair))
-            for pair, found in judgement.contrasts.items()
+            pair: _if_comparable(contrast, *((running[label], judged[label]) for label in pair))
+            for pair, contrast in judgement.contrasts.items()
         },
     )
 
     def row(contender: Contender, label: str | None, status: ArmStatus) -> Row:
-        return _row(run, contender, label, status, judged.get(label or "", ()), judgement, began, outcomes)
+        sound = found[label] if label else plausibility.check(run.header, contender, (), None)
+        return _row(run, contender, label, status, judged.get(label or "", ()), judgement, began, outcomes, sound)
 
     rows = []
     for contender in run.header.contenders:
@@ -203,15 +233,15 @@ def compare(run: Run) -> Comparison:
     twin = None
     if drawn.twin is not None:
         twin = row(contenders[_text(drawn, drawn.reference)], drawn.twin, statuses[drawn.twin])
-    requests = {label: [_logs(run, load) for load in found] for label, found in judged.items()}
+    requests = {label: [_logs(run, load) for load in its] for label, its in judged.items()}
     return Comparison(
         run=run,
         rows=tuple(rows),
         twin=twin,
         judgement=judgement,
-        warm_up=verdict.warm_up([load for found in requests.values() for load in found]),
+        warm_up=verdict.warm_up([load for its in requests.values() for load in its]),
         variance=verdict.variance(
-            {label: [[log for log in load if log is not None] for load in found] for label, found in requests.items()}
+            {label: [[log for log in load if log is not None] for load in its] for label, its in requests.items()}
         ),
         blocks_run=plan.blocks_done(drawn, outcomes),
         repeated_loads=sum(outcome.attempt > 1 for outcome in outcomes),
@@ -265,11 +295,13 @@ def _row(
     judgement: Judgement,
     began: float,
     outcomes: Sequence[plan.Outcome],
+    sound: Plausibility,
 ) -> Row:
     drawn = run.header.plan
     mine = [load for load in run.loads if load.stage == "block" and load.label == label]
     samples = [sample for load in mine for sample in run.samples_of(load)]
     values = tuple(_values(run, load, began) for load in judged)
+    counts = [each.usage.prompt_tokens for each in samples if each.usage and each.usage.prompt_tokens is not None]
     checked = [sample.output_ok for load in mine for sample in run.samples.get(load.id, ())]
     host_bytes, device_bytes = next(reversed(_placed(contender, judged)), (None, None))
     return Row(
@@ -287,10 +319,21 @@ def _row(
         load_s=_median(load.load_s for load in values),
         vram_bytes=_most(load.telemetry.vram_bytes for load in mine if load.telemetry),
         rss_bytes=_most(load.telemetry.peak_rss_bytes for load in mine if load.telemetry),
+        predicted=contender.predicted,
         predicted_device_bytes=contender.predicted.device_bytes if contender.predicted else None,
+        like=contender.like,
+        cell=sound.fit.cell,
+        cell_reason=sound.fit.why,
+        ceiling_tps=sound.band.ceiling_tps,
+        floor_tps=sound.band.floor_tps,
+        unbounded=sound.band.reason,
+        flags=(sound.flag,) if sound.flag else (),
+        contradictions=sound.contradictions,
+        buffers=_buffers(contender, judged),
         realised_host_bytes=host_bytes,
         realised_device_bytes=device_bytes,
         contrast=judgement.contrasts.get((label or "", drawn.reference)),
+        prompt_tokens=(min(counts), max(counts)) if counts else None,
         samples=len(samples),
         invalid_samples=sum(sample.invalid is not None for sample in samples),
         invalid_reasons=dict(Counter(sample.invalid for sample in samples if sample.invalid)),
@@ -299,20 +342,35 @@ def _row(
     )
 
 
+def _buffers(contender: Contender, judged: Sequence[LoadRecord]) -> tuple[Buffer, ...] | None:
+    """As the engine reported them at the last load, or at the probe."""
+    realised = [contender.realised, *(load.realised for load in judged)]
+    return next((each.buffers for each in reversed(realised) if each and each.buffers is not None), None)
+
+
 def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> list[tuple[int, int]]:
     """Host and device bytes as the engine reported them, of the probe and then of each judged load."""
     realised = [contender.realised, *(load.realised for load in judged)]
     return [found for each in realised if each and (found := placement.realised_bytes(each.buffers)) is not None]
 
 
-def _moved(contenders: Mapping[str, Contender], judged: Mapping[str, Sequence[LoadRecord]]) -> dict[str, str]:
-    """Arms that did not place the weights alike in all their loads, and between what: engines that choose may."""
-    found = {}
+def _moved(
+    names: Mapping[str, str], contenders: Mapping[str, Contender], judged: Mapping[str, Sequence[LoadRecord]]
+) -> Iterator[str]:
+    """Arms that did not place the weights alike in all their loads: engines that choose may."""
     for label, loads in judged.items():
         device = [bytes_ for _, bytes_ in _placed(contenders[label], loads)]
         if device and not placement.same_bytes(min(device), max(device)):
-            found[label] = f"{format_bytes(min(device))} to {format_bytes(max(device))} on the device"
-    return found
+            between = f"{format_bytes(min(device))} to {format_bytes(max(device))}"
+            yield f"{names[label]} did not place the weights alike in all its loads: {between} on the device."
+
+
+def _flagged(names: Mapping[str, str], speeds: Mapping[str, float], found: Mapping[str, Plausibility]) -> Iterator[str]:
+    """Arms that no memory can be so fast or so slow as, and those whose bytes another witness did not see."""
+    for label, each in found.items():
+        if each.flag is not None:
+            yield plausibility.sentence(names[label], speeds[label], each.band, each.flag) + "."
+        yield from (f"{names[label]}: {sentence}." for sentence in each.contradictions)
 
 
 def _values(run: Run, load: LoadRecord, began: float) -> LoadValues:
@@ -349,35 +407,3 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _most(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-# ── settings ────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Parity:
-    """One setting as read back from each loaded arm; None where an engine does not tell."""
-
-    setting: str
-    values: Mapping[str, str | None]
-
-    @property
-    def differs(self) -> bool:
-        return len({value for value in self.values.values() if value is not None}) > 1
-
-
-def parity(run: Run) -> tuple[Parity, ...]:
-    """Every setting that any engine read back, by arm: what was asked for is in the plan.
-
-    An arm of which not every load read the same has all its values, with strokes between them.
-    """
-    seen = {each.arm: [each.realised.settings] for each in run.header.contenders if each.realised is not None}
-    for load in run.loads:
-        if load.stage == "block" and load.realised is not None:
-            seen.setdefault(load.arm, []).append(load.realised.settings)
-    names = sorted({name for found in seen.values() for settings in found for name in settings})
-
-    def told(found: Sequence[Mapping[str, str]], name: str) -> str | None:
-        return " / ".join(dict.fromkeys(each[name] for each in found if name in each)) or None
-
-    return tuple(Parity(name, {arm: told(found, name) for arm, found in seen.items()}) for name in names)

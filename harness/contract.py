@@ -53,8 +53,10 @@ class Settings:
     kv_k: str | None = "f16"
     kv_v: str | None = "f16"
     load_mode: str | None = None
+    prompt_cache: str | None = None  # "off": no copies of earlier prompts in host memory
     rpc: tuple[str, ...] = ()
     stand_in_bytes: int | None = None  # memory of the stand-in device; None: no stand-in
+    depth: int = 0  # tokens that stand before the usual prompt; no engine is told
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +168,13 @@ class Realised:
     argv: tuple[str, ...]  # of the process that computes
     pids: tuple[int, ...]  # every process of this session, the server first
     weights: Path | None  # the file it loaded
-    settings: Mapping[str, str] = field(default_factory=dict)  # effective, as read back
+    settings: Mapping[str, str] = field(default_factory=dict)  # effective, as read back; `placed_by` too
     buffers: tuple[Buffer, ...] | None = None
     load_s: float | None = None
-    reported: Mapping[str, Any] = field(default_factory=dict)  # the engine's claims, not believed
+    asked: Mapping[str, str] = field(default_factory=dict)  # by the adapter itself, beside what Settings ask
+    explained: Mapping[str, str] = field(default_factory=dict)  # setting → why the engine has this value
+    # the engine's claims, not believed; `claim` is one in words, `claimed_device_share` (0 to 1) one of placement
+    reported: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

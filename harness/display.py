@@ -10,9 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from harness.probe import Progress, Watch
-from harness.render import plain
+from harness.words import plain
+
+if TYPE_CHECKING:
+    from harness.probe import Progress, Watch
 
 SAME_LINE_S = 30.0  # without a terminal, the same phase is told again no sooner
 

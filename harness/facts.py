@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.answer import answer, best_commands
 from harness.compare import Comparison, Row
+from harness.parity import Parity, parity
 from harness.verdict import Interval
 from harness.words import plain
 
@@ -21,6 +22,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "best": [row.arm for row in comparison.best],
         "commands": dict(best_commands(comparison)),
         "arms": [row_json(row) for row in comparison.rows],
+        "parity": [parity_json(row) for row in parity(comparison.run)],
     }
 
 
@@ -52,6 +54,17 @@ def row_json(row: Row) -> dict[str, Any]:
         "samples": row.samples,
         "invalid_samples": row.invalid_samples,
         "invalid_reasons": dict(row.invalid_reasons),
+    }
+
+
+def parity_json(row: Parity) -> dict[str, Any]:
+    return {
+        "setting": row.setting,
+        "asked": dict(row.asked),
+        "values": dict(row.values),
+        "differs": row.differs,
+        "unexplained": bool(row.unexplained),
+        "why": "; ".join((*row.unexplained, *row.why)) or None,
     }
 
 

@@ -228,8 +228,8 @@ def _load(
     """Status and decode speeds of one load. Answers of a real model may end early, so it is asked twice."""
     asked = 1 if field.model.answer_key is not None else 2
     tasks = (
-        probe.task(field, asked, out_tokens, options, warmup=True),
-        *(probe.task(field, index, out_tokens, options) for index in range(asked)),
+        probe.task(field, contender, asked, out_tokens, options, warmup=True),
+        *(probe.task(field, contender, index, out_tokens, options) for index in range(asked)),
     )
     load, samples = run_load(
         probe.job_of(field, contender, "search", tasks),

@@ -22,6 +22,11 @@ from harness.sizes import format_bytes
 MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+# Elements and bytes of a block of every type that a KV cache takes: to plan with, without waiting for the package.
+_OF_CACHES = {
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "Q8_0": (32, 34), "Q5_1": (32, 24), "Q5_0": (32, 22),
+    "Q4_1": (32, 20), "Q4_0": (32, 18), "IQ4_NL": (32, 18),
+}  # fmt: skip
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
@@ -219,6 +224,8 @@ def quantization(kind: int) -> tuple[str, int, int] | None:
 @cache
 def block_of(type_name: str) -> tuple[int, int]:
     """Elements and bytes of one block of a type named as llama.cpp does: "f16", "q8_0", "Q4_K". Raises KeyError."""
+    if (known := _OF_CACHES.get(type_name.upper())) is not None:
+        return known
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     return GGML_QUANT_SIZES[GGMLQuantizationType[type_name.upper()]]

@@ -28,7 +28,7 @@ from harness.header import Header
 from harness.process import cache_dir
 from harness.sizes import format_bytes
 
-FORMAT = 1  # of the cached facts; a change of a field or of a formula makes it 2
+FORMAT = 2  # of the cached facts; a change of a field or of a formula makes it 3
 CHUNK = 8 << 20
 RACY_NS = 20_000_000  # a file changed this recently may change again within one tick of its clock
 OPENERS = 2048
@@ -51,6 +51,17 @@ _WINDOW_FIXED = {"llama4": 8192, "smallthinker": 4096}  # whatever the file says
 # Sparse attention keeps a second set of keys (so do all with `indexer` tensors); others have states of their own.
 _MEMORY_UNKNOWN = {"bailingmoe3", "deepseek4", "kimi-k3", "minimax-01", "qwen4exp"}
 _RECURRENT = ("ssm_", "shortconv", "time_mix_")
+# What a tensor is for, by its name; in this order. The classes of a model are these, "mtp" and "other".
+_CLASSES: Sequence[tuple[str, re.Pattern[str]]] = (
+    ("other", re.compile(r".*norm|.*(ffn_gate_inp|exp_probs_b)")),  # norms and routers
+    ("routed_experts", _ROUTED),
+    ("shared_experts", re.compile(r"blk\.\d+\.ffn_.*_shexp(\.|$)")),
+    ("dense_ffn", re.compile(r"blk\.\d+\.(ffn_(gate|up|down)|channel_mix_)")),
+    ("attention", re.compile(r"blk\.\d+\.(attn_|ssm_|shortconv|time_mix_)")),  # or what stands in its place
+    ("embedding", re.compile(r"(token_embd|per_layer_token_embd|position_embd|token_types)\.")),
+    ("head", re.compile(r"output\.")),
+)
+CLASSES = ("embedding", "attention", "dense_ffn", "routed_experts", "shared_experts", "other", "head", "mtp")
 _BOS_BY_TOKENIZER = {"llama", "bert"}
 _BOS_BY_SPLITTER = {
     "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
@@ -85,6 +96,18 @@ class Memory:
     values: int = 0  # 0 under MLA, where the values are part of the keys
     window: int | None = None  # tokens it looks back; None: all
     state_bytes: int = 0  # recurrent, whatever the context
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How many layers remember in which way. One that attends and recurs counts in both; `none` keep nothing."""
+
+    full: int
+    window: int
+    latent: int  # MLA
+    recurrent: int
+    none: int  # have no attention, or share an earlier layer's keys and values
+    window_tokens: int | None  # the widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +158,18 @@ class Model:
     openers: tuple[str, ...]  # words that are one token each at the start of a text
     answer_key: AnswerKey | None
     header_only: bool  # has no weights: it can be planned for, not run
+    heads: int | None = None  # of attention, the most of any layer
     identity: tuple[tuple[int, ...], ...] = field(default=(), compare=False, repr=False)  # of the files, as read
 
     @property
     def leading_dense(self) -> int:
         """Layers before the first one with experts."""
         return self.expert_layers[0] if self.expert_layers else self.layers
+
+    @property
+    def draft_blocks(self) -> int:
+        """Blocks for multi-token prediction, after the layers; engines load them only to speculate with."""
+        return self.blocks - self.layers
 
     @cached_property
     def tied(self) -> bool:
@@ -151,6 +180,32 @@ class Model:
     def loaded(self) -> tuple[Tensor, ...]:
         """The tensors that an engine loads: all but those for multi-token prediction."""
         return tuple(tensor for tensor in self.tensors if tensor.block is None or tensor.block < self.layers)
+
+    def class_of(self, tensor: Tensor) -> str:
+        """What a tensor is for: one of CLASSES. "mtp" is all of the blocks for multi-token prediction."""
+        if tensor.block is not None and tensor.block >= self.layers:
+            return "mtp"
+        return next((name for name, pattern in _CLASSES if pattern.match(tensor.name)), "other")
+
+    @cached_property
+    def attention(self) -> Attention | None:
+        """None where the format keeps more than we know."""
+        if self.memory is None:
+            return None
+        windows = [layer.window for layer in self.memory if layer.window is not None]
+        return Attention(
+            full=sum(bool(layer.values) and layer.window is None for layer in self.memory),
+            window=len(windows),
+            latent=sum(bool(layer.keys) and not layer.values and layer.window is None for layer in self.memory),
+            recurrent=sum(bool(layer.state_bytes) for layer in self.memory),
+            none=self.memory.count(Memory()),
+            window_tokens=max(windows, default=None),
+        )
+
+    @property
+    def states_bytes(self) -> int | None:
+        """Recurrent states of all layers, whatever the context. None: unknown."""
+        return None if self.memory is None else sum(layer.state_bytes for layer in self.memory)
 
     @cached_property
     def weights_bytes(self) -> int:
@@ -170,6 +225,12 @@ class Model:
             return row + tensor.bytes if self.tied and tensor.name == "token_embd.weight" else row
         return tensor.bytes
 
+    def memory_bytes_per_token(self, type_k: str = "f16", type_v: str = "f16") -> int | None:
+        """Bytes that one more token of context takes in all layers, past every window. None: unknown."""
+        if self.memory is None:
+            return None
+        return sum(_row(layer.keys, layer.values, type_k, type_v) for layer in self.memory if layer.window is None)
+
     def memory_bytes(
         self, context: int, type_k: str = "f16", type_v: str = "f16", *, ubatch: int = 512, flash_attention: bool = True
     ) -> tuple[int, ...] | None:
@@ -179,14 +240,12 @@ class Model:
         """
         if self.memory is None:
             return None
-        (k_elements, k_bytes), (v_elements, v_bytes) = header.block_of(type_k), header.block_of(type_v)
         cells, widest = _pad(context), max((layer.values for layer in self.memory), default=0)
         allocated = []
         for layer in self.memory:
             seen = cells if layer.window is None else _pad(min(cells, layer.window + ubatch))
             values = layer.values if flash_attention or not layer.values else widest
-            row = layer.keys // k_elements * k_bytes + values // v_elements * v_bytes
-            allocated.append(seen * row + layer.state_bytes)
+            allocated.append(seen * _row(layer.keys, values, type_k, type_v) + layer.state_bytes)
         return tuple(allocated)
 
 
@@ -292,6 +351,7 @@ def _read_facts(headers: Sequence[Header]) -> dict[str, Any]:
         "context_train": key("context_length"),
         "vocab": shapes.get("token_embd.weight", (0, len(tokens)))[-1],
         "embedding": embedding,
+        "heads": max(_each(key("attention.head_count", 0), layers)) or None,
         "memory": _memory(architecture, key, layers, embedding, shapes),
         "tensors": [[tensor.name, tensor.type, list(tensor.shape), tensor.bytes] for tensor in tensors],
         "chat_template": keys.get("tokenizer.chat_template"),
@@ -388,6 +448,12 @@ def _each(value: Any, layers: int) -> list[int]:
     if isinstance(value, list):
         return [int(item) for item in value[:layers]] + [0] * (layers - len(value))
     return [int(value)] * layers
+
+
+def _row(keys: int, values: int, type_k: str, type_v: str) -> int:
+    """Bytes of the keys and values of one token in one layer."""
+    (k_elements, k_bytes), (v_elements, v_bytes) = header.block_of(type_k), header.block_of(type_v)
+    return keys // k_elements * k_bytes + values // v_elements * v_bytes
 
 
 def _pad(cells: int) -> int:

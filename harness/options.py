@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError, nearest
+from harness.sizes import parse_tokens
 
 DEFAULT_ARMS = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"
 FOUND_ARMS = "ollama,llama-cpp,llama-cpp@{sweep}"  # of `find`, which fills in what this model has
@@ -137,8 +138,9 @@ class Options:
     prompts: str | None = _option(None, _text, "a prompt set in TOML (the built-in one)", "FILE")
     prompt_tokens: int = _option(512, _whole, "about how long each prompt is, in tokens (512)", "N")
     thinking: bool = _option(False, _flag, "let models with a thinking switch think", "", "1")
-    context: int = _option(4096, _whole, "context in tokens, on every arm (4096)", "N")
+    context: int = _option(4096, _whole, "context in tokens, on every arm (4096, or what --depth needs)", "N")
     out_tokens: int | None = _option(None, _length, "length of an answer (the probe picks 128 to 1024)", "N")
+    depth: int = _option(0, parse_tokens, "tokens in the context before each prompt, as in 4096 or 16k (0)", "N")
     stand_in: str | None = _option(
         None, _text, "a stand-in device of this size in place of a GPU: placement is real, speed is not", "SIZE", WHOLE
     )

@@ -2,7 +2,8 @@
 
 A single stream reads every active weight once a token, and host and device take turns, so the sum
 of both times is a bound. The band between ceiling and floor is wide; it catches gross errors only:
-a counter that lies, a placement that is not what it seems, memory that spilled.
+a counter that lies, a placement that is not what it seems, memory that spilled. Over a sweep the
+same time is a line in the bytes that move, and a point far off that line stands out.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from harness import telemetry
 from harness.machine import Gpu, Machine
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     Bytes = np.ndarray[Any, np.dtype[np.float32]]
+    Array = np.ndarray[Any, np.dtype[np.float64]]
 
 FORMAT = 1  # of the cached probe
 CACHES = 4  # active bytes below so many caches may be served from them, and bound nothing
@@ -43,14 +45,19 @@ ABOVE = 1.10  # of the ceiling, before a speed is called impossible
 HOST_LEAST, DEVICE_LEAST = 0.2, 0.25  # of typical bandwidth, in the slowest honest reports
 CROSSING_S = 100e-6  # once between host and device, at worst
 SLOWER = 1.03  # with more on the device, before the sign is called wrong
+OFF_CURVE = 0.15  # of the fitted speed, before a point is called off the curve
+FEWEST_POINTS, FEWEST_FITTED = 4, 3  # distinct points of a sweep, and those that a line of two parameters keeps
 
-# Published bytes a second where the driver gives neither bus width nor clock: unified memory.
-PUBLISHED = {r"\bGB10\b": 273e9, r"\bThor\b": 273e9, r"\bOrin\b": 204.8e9}
+# Published bytes a second, of the fastest and the slowest part of that name, where the driver gives neither bus width
+# nor clock: unified memory (NVIDIA's data sheets of DGX Spark, Jetson Thor, and Jetson AGX Orin to Orin Nano).
+PUBLISHED = {r"\bGB10\b": (273e9, 273e9), r"\bThor\b": (273e9, 273e9), r"\bOrin\b": (204.8e9, 68e9)}
 
 
 class Flag(StrEnum):
     IMPOSSIBLE = "IMPOSSIBLE"  # above the ceiling
     TOO_SLOW = "TOO_SLOW"  # below the floor
+    WRONG_SIGN = "WRONG_SIGN"  # slower with more on the device
+    OFF_CURVE = "OFF_CURVE"  # far off the line of its sweep
 
 
 class Traffic(Protocol):
@@ -97,7 +104,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Between which speeds decoding must lie. `reason` says why a bound is missing."""
+    """Between which speeds decoding must lie. `reason` says why a bound is missing, or which bytes it leaves out."""
 
     ceiling_tps: float | None = None
     floor_tps: float | None = None
@@ -112,18 +119,45 @@ class Band:
         return None
 
     def share(self, tps: float) -> float | None:
-        """Part of the ceiling that was reached; None without one."""
-        return None if self.ceiling_tps is None else tps / self.ceiling_tps
+        """Part of the ceiling that was reached; None without one, or where it is one of some bytes only."""
+        return None if self.ceiling_tps is None or self.reason is not None else tps / self.ceiling_tps
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One placement of a sweep."""
+    """One arm of a sweep. `on_device` orders it: bytes there, or a rank; `traffic` is what the fit needs."""
 
     label: str
-    device_bytes: int
+    on_device: int
     tps: float
     spilled: bool = False
+    traffic: Traffic | None = None
+    flag: Flag | None = None  # of its own band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A point beside the line. `residual`: measured speed over the fitted one, less 1."""
+
+    label: str
+    fitted_tps: float | None  # None: the line leaves no time there
+    residual: float
+    flag: Flag | None = None  # OFF_CURVE
+    left_out: bool = False  # spilled or impossible: not judged by the line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Decode time of a token over a sweep: `rest_s` + bytes read on `side` × `byte_s`.
+
+    A sweep moves one number, so bytes of host and device lie on one line and only one slope can be
+    told: with `host`, what a byte costs more there than on the device it comes from.
+    """
+
+    side: Literal["host", "device"]
+    rest_s: float  # nothing on that side
+    byte_s: float
+    points: tuple[Fitted, ...]  # all that were given, in their order
 
 
 # ── bounds: pure ────────────────────────────────────────────────────────────────────────────
@@ -148,15 +182,19 @@ def band(
     host, device = traffic.bytes_per_token_host, traffic.bytes_per_token_device
     if host_cache_bytes is None and device == 0:
         return Band(reason="the size of the CPU's caches is unknown")
-    least_s = 0.0
-    if host_cache_bytes is not None and host >= CACHES * host_cache_bytes and bandwidth.host_peak:
-        least_s += host / bandwidth.host_peak
-    if device >= CACHES * device_cache_bytes and bandwidth.device_peak:
-        least_s += device / bandwidth.device_peak
+    least_s, unknown = 0.0, list[str]()
+    for side, size, cache_bytes, peak in (
+        ("host", host, host_cache_bytes, bandwidth.host_peak),
+        ("device", device, device_cache_bytes, bandwidth.device_peak),
+    ):
+        if cache_bytes is not None and size >= CACHES * cache_bytes:
+            least_s += size / peak if peak else 0.0
+            unknown += [] if peak else [side]
     if not least_s:
         known = bandwidth.host_peak if host >= device else bandwidth.device_peak
         return Band(reason="active weights fit a cache" if known else "memory bandwidth is unknown")
-    return Band(ceiling_tps=1 / least_s, floor_tps=_floor(traffic, bandwidth))
+    reason = f"memory bandwidth of the {unknown[0]} is unknown, so its bytes do not count" if unknown else None
+    return Band(ceiling_tps=1 / least_s, floor_tps=_floor(traffic, bandwidth), reason=reason)
 
 
 def _floor(traffic: Traffic, bandwidth: Bandwidth) -> float | None:
@@ -172,13 +210,102 @@ def _floor(traffic: Traffic, bandwidth: Bandwidth) -> float | None:
 
 
 def wrong_signs(points: Sequence[Point]) -> tuple[tuple[Point, Point], ...]:
-    """Neighbours of a sweep where more on the device is clearly slower, and nothing spilled: (slower, faster)."""
-    ordered = sorted(points, key=lambda point: point.device_bytes)
-    return tuple(
-        (more, less)
-        for less, more in pairwise(ordered)
-        if more.device_bytes > less.device_bytes and less.tps > SLOWER * more.tps and not more.spilled
+    """Neighbours of a sweep where more on the device is clearly slower, and nothing spilled: (slower, faster).
+
+    Points with the same there are one placement: all of them must be slower than all of the other's.
+    """
+    placements: dict[int, list[Point]] = {}
+    for point in sorted(points, key=lambda point: point.on_device):
+        placements.setdefault(point.on_device, []).append(point)
+    pairs = [(max(more, key=_speed), min(less, key=_speed)) for less, more in pairwise(placements.values())]
+    return tuple((more, less) for more, less in pairs if less.tps > SLOWER * more.tps and not more.spilled)
+
+
+def _speed(point: Point) -> float:
+    return point.tps
+
+
+# ── a sweep: pure ───────────────────────────────────────────────────────────────────────────
+
+
+def fit_sweep(points: Sequence[Point]) -> Fit | None:
+    """The line of decode time through a sweep, by least squares of relative errors, neither part negative.
+
+    It begins with the points that agree with the line most agree with, and drops the worst of them
+    while one is off by more than OFF_CURVE. None below four distinct points, where no line has more
+    than half of them, or where nothing moves. Spilled and impossible points take no part.
+    """
+    import numpy as np
+
+    known = [(point, point.traffic) for point in points if point.traffic is not None]
+    usable = [not point.spilled and point.flag is not Flag.IMPOSSIBLE for point, _ in known]
+    both = np.array([(each.bytes_per_token_host, each.bytes_per_token_device) for _, each in known], float)
+    if not any(usable):
+        return None
+    ranges = np.ptp(both[usable], axis=0)
+    side: Literal["host", "device"] = "host" if 2 * ranges[0] >= ranges[1] else "device"
+    moved = both[:, 0 if side == "host" else 1]
+    if len(set(moved[usable])) < FEWEST_POINTS:
+        return None
+    seconds = np.array([1 / point.tps for point, _ in known])
+    candidates = [index for index, fits in enumerate(usable) if fits]
+    kept: list[int] = []
+    least = np.inf
+    for rest_s, byte_s in _lines(moved[candidates], seconds[candidates]):
+        off = (rest_s + byte_s * moved) / seconds - 1
+        agreeing = [index for index in candidates if abs(off[index]) <= OFF_CURVE]
+        error = float(np.square(off[agreeing]).sum())
+        if (-len(agreeing), error) < (-len(kept), least):
+            kept, least = agreeing, error
+    while len(kept) >= FEWEST_FITTED:
+        rest_s, byte_s = _nearest(moved[kept], seconds[kept])
+        off = (rest_s + byte_s * moved) / seconds - 1
+        worst = max(kept, key=lambda index: abs(off[index]))
+        if abs(off[worst]) <= OFF_CURVE:
+            break
+        kept.remove(worst)
+    if len(kept) < FEWEST_FITTED or 2 * len(kept) <= len(candidates):
+        return None
+    return Fit(
+        side=side,
+        rest_s=rest_s,
+        byte_s=byte_s,
+        points=tuple(
+            Fitted(
+                label=point.label,
+                fitted_tps=1 / time_s if (time_s := rest_s + byte_s * float(moved[index])) else None,
+                residual=float(off[index]),
+                flag=Flag.OFF_CURVE if usable[index] and abs(off[index]) > OFF_CURVE else None,
+                left_out=not usable[index],
+            )
+            for index, (point, _) in enumerate(known)
+        ),
     )
+
+
+def _lines(moved: Array, seconds: Array) -> Iterator[tuple[float, float]]:
+    """Start and slope of all lines that go through two points, or flat or from nothing through one, none below 0."""
+    points = list(zip(moved.tolist(), seconds.tolist(), strict=True))
+    for x, t in points:
+        yield t, 0.0
+        if x:
+            yield 0.0, t / x
+    for (x1, t1), (x2, t2) in combinations(points, 2):
+        if x1 != x2:
+            slope = (t2 - t1) / (x2 - x1)
+            if slope > 0 and t1 - slope * x1 > 0:
+                yield t1 - slope * x1, slope
+
+
+def _nearest(moved: Array, seconds: Array) -> tuple[float, float]:
+    """Start and slope of the line nearest to these points in relative errors, none below 0."""
+    import numpy as np
+    from scipy.optimize import nnls
+
+    scale = moved.max() or 1.0  # bytes beside ones are no fit columns
+    columns = np.column_stack((np.ones_like(moved), moved / scale)) / seconds[:, None]
+    start, slope = nnls(columns, np.ones_like(seconds))[0]
+    return float(start), float(slope / scale)
 
 
 # ── bandwidth ───────────────────────────────────────────────────────────────────────────────
@@ -186,25 +313,44 @@ def wrong_signs(points: Sequence[Point]) -> tuple[tuple[Point, Point], ...]:
 
 def bandwidth(machine: Machine, host: HostProbe | None) -> Bandwidth:
     """What is known of this machine; one GPU of unknown speed makes all of them unknown."""
-    speeds = [device_bytes_s(gpu) for gpu in machine.gpus]
-    known = [speed for speed in speeds if speed is not None]
-    whole = bool(known) and len(known) == len(speeds)
+    peaks = _known([device_bytes_s(gpu) for gpu in machine.gpus])
+    least = _known([_least_bytes_s(gpu) for gpu in machine.gpus])
     return Bandwidth(
         host_peak=host.peak if host else None,
         host_typical=host.typical if host else None,
-        device_peak=max(known) if whole else None,
-        device_least=min(known) if whole else None,
+        device_peak=max(peaks) if peaks else None,
+        device_least=min(least) if least else None,
     )
 
 
+def _known(speeds: Sequence[float | None]) -> list[float]:
+    """All of them, or none if one is unknown."""
+    known = [speed for speed in speeds if speed is not None]
+    return known if len(known) == len(speeds) else []
+
+
 def device_bytes_s(gpu: Gpu) -> float | None:
-    """Memory bandwidth of a GPU: bus width × highest memory clock × 2 transfers / 8 bits."""
-    for name, published in PUBLISHED.items():
-        if re.search(name, gpu.name):
-            return published
+    """Memory bandwidth of a GPU: bus width × highest memory clock × 2 transfers / 8 bits.
+
+    The driver gives the clock of every GDDR and HBM such that this holds, to 3 % of what is published.
+    """
+    if (published := _published(gpu)) is not None:
+        return published[0]
     if gpu.bus_width_bits is None or gpu.memory_clock_mhz is None:
         return None
     return gpu.bus_width_bits / 8 * gpu.memory_clock_mhz * 1e6 * 2
+
+
+def _least_bytes_s(gpu: Gpu) -> float | None:
+    """What the slowest part of this name has; unknown under MIG, where a slice has only a share."""
+    if gpu.mig:
+        return None
+    published = _published(gpu)
+    return published[1] if published is not None else device_bytes_s(gpu)
+
+
+def _published(gpu: Gpu) -> tuple[float, float] | None:
+    return next((speeds for name, speeds in PUBLISHED.items() if re.search(name, gpu.name)), None)
 
 
 def host_probe(machine: Machine, folder: Path | None = None) -> HostProbe | None:

@@ -8,17 +8,18 @@ run folder and never analysed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from harness import baseline, placement, plan, process, prompts, synth
+from harness import baseline, likeness, placement, plan, process, prompts, synth
 from harness import machine as machines
 from harness import model as models
 from harness.arms import apply_knobs, parse_arms
-from harness.contract import Arm, Engine, Settings
+from harness.contract import Arm, Engine, Realised, Settings
 from harness.engines import hints
-from harness.errors import ModelError, RunRefused, Unavailable
+from harness.errors import ModelError, RunRefused, Unavailable, UsageError
 from harness.load import Job, Task, run_load
 from harness.machine import Machine
 from harness.measure import Sample
@@ -34,6 +35,7 @@ PROBES = 2  # one stall of the machine must not cost an arm
 PROBE_TOKENS = plan.OUT_TOKENS[0]
 WRONG = "its output differs from the known answer, so this engine computes wrongly"
 POOL = 6  # prompts that a real model is tried with, for answers of full length
+DEEPER = 1.15  # than a long prompt is meant to be; tokenizers were seen to make 1.02 to 1.09 of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class Field:
     contenders: tuple[Contender, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def context(self) -> int | None:
+        """Tokens that fit on every arm; None where the engines choose."""
+        return min((each.settings.context for each in self.contenders if each.settings.context), default=None)
+
 
 # ── the field: model, engines, placements ───────────────────────────────────────────────────
 
@@ -74,16 +81,52 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
         watch(Progress(f"ended {len(ended)} processes that a killed run had left: {', '.join(map(str, ended))}"))
     machine = machines.read()
     arms = parse_arms(options.arms)
+    options = dataclasses.replace(options, context=_context(arms, options))
     model = model or find_facts(options.model, watch)
     engines = find_engines(arms, options)
     contenders = tuple(_contender(arm, engines[arm.backend], model, machine, options) for arm in arms)
+    contenders = _merge(contenders) if merge_aliases else contenders
     return Field(
         model=model,
         machine=machine,
         prompts=prompts.load(Path(options.prompts) if options.prompts else None),
-        contenders=_merge(contenders) if merge_aliases else contenders,
-        notes=(*machine.warnings, *([problem] if (problem := prompts.template_problem(model)) else [])),
+        contenders=contenders,
+        notes=(
+            *machine.warnings,
+            *_unused_gpus(machine, engines, options),
+            *_prompt_notes(model),
+            *same_placements(model, contenders),
+        ),
     )
+
+
+def _context(arms: Sequence[Arm], options: Options) -> int:
+    """Equal on all arms, so what the deepest of them needs: lengths of prompts are estimates. Raises UsageError."""
+    asked = {arm: apply_knobs(arm, Settings(context=None, depth=options.depth)) for arm in arms}
+    for arm, settings in asked.items():
+        prompt = settings.depth + options.prompt_tokens
+        if settings.depth and settings.context is not None and settings.context < prompt:
+            raise UsageError(f"{arm}: a context of {settings.context} does not hold its prompts of {prompt}; raise c")
+    deepest = max(settings.depth for settings in asked.values())
+    if not deepest:
+        return options.context
+    prompt = int((deepest + options.prompt_tokens) * DEEPER) + prompts.MARGIN
+    needed = prompt + (options.out_tokens or plan.OUT_TOKENS[-1])
+    return max(options.context, -(-needed // 256) * 256)
+
+
+def _unused_gpus(machine: Machine, engines: Mapping[str, Engine | Unavailable], options: Options) -> Iterator[str]:
+    """Of each engine that does not see a GPU which is there. What an engine does not tell is not held against it."""
+    for engine in engines.values():
+        if isinstance(engine, Engine) and options.stand_in is None and engine.origin != "attached":
+            sentence = machines.unused_gpu(machine, engine.devices)
+            if sentence:
+                yield f"{engine}: {sentence}"
+
+
+def _prompt_notes(model: Model) -> Iterator[str]:
+    if problem := prompts.template_problem(model):
+        yield problem
 
 
 def require_weights(field: Field) -> None:
@@ -150,13 +193,16 @@ def matched_settings(machine: Machine, options: Options, has_device: bool) -> Se
             flash_attention=None,
             kv_k=None,
             kv_v=None,
+            depth=options.depth,
             stand_in_bytes=stand_in,
         )
     return Settings(
         context=options.context,
+        depth=options.depth,
         threads=1 if stand_in is not None else max(1, (machine.physical_cores or 1) - 1),
         flash_attention="off" if stand_in is not None else "on",
         load_mode="auto" if has_device and stand_in is None else "none",
+        prompt_cache="off",
         stand_in_bytes=stand_in,
     )
 
@@ -173,7 +219,9 @@ def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Ma
     if isinstance(engine, Engine) and options.stand_in is None:
         has_device = bool(engine.devices) or (bool(machine.gpus) and engine.origin == "PATH")
     settings = apply_knobs(arm, matched_settings(machine, options, has_device))
-    predicted = placement.predict(model, arm.placement, settings, has_device or bool(settings.rpc))
+    predicted = placement.predict(
+        model, arm.placement, settings, has_device or bool(settings.rpc), depth=settings.depth + options.prompt_tokens
+    )
     words = placement.describe(arm.placement, model, has_device or bool(settings.rpc))
     contender = Contender(
         arm=str(arm),
@@ -209,6 +257,13 @@ def _merge(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
     )
 
 
+def same_placements(model: Model, contenders: Iterable[Contender]) -> tuple[str, ...]:
+    """Which arms are one placement, and why, in sentences."""
+    merged = {each.arm: each.status.alias_of for each in contenders if each.status.alias_of is not None}
+    device = any(each.predicted and each.predicted.placement_class != "host" for each in contenders)
+    return placement.equal_in_words(model, merged, device)
+
+
 def equal_placements(contenders: Sequence[Contender]) -> dict[str, str]:
     """Arms that can run and are the same placement as an earlier one, with that one."""
     able = [(read_arm(each), each.predicted) for each in contenders if each.status.word is Status.OK]
@@ -236,6 +291,7 @@ class _Seen:
     load_s: float
     decode_tps: float
     ttft_s: float
+    prompt_tokens: int | None
 
 
 def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str, int], watch: Watch) -> Probe:
@@ -255,14 +311,15 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
         if contender.status.word is Status.OK:
             sample = samples[-1]
             load_s = (load.realised and load.realised.load_s) or 0.0
-            seen[contender.arm] = _Seen(contender, load_s, sample.decode_tps or 0.0, sample.ttft_s or 0.0)
+            counted = sample.usage.prompt_tokens if sample.usage else None
+            seen[contender.arm] = _Seen(contender, load_s, sample.decode_tps or 0.0, sample.ttft_s or 0.0, counted)
+    contenders = _name_noops(contenders)
     if not seen:
         raise RunRefused(no_arm(contenders))
-    contenders = _name_noops(contenders)
     running = {arm: each for arm, each in seen.items() if _status(contenders, arm) is Status.OK}
     same = baseline.out_tokens(options)
     out_tokens = options.out_tokens or same or plan.out_tokens(max(each.decode_tps for each in running.values()))
-    _check_context(options, out_tokens, prompt_tokens)
+    _check_context(running.values(), out_tokens)
     pool: tuple[int, ...] | None = None
     notes: list[str] = []
     if field.model.answer_key is None and options.out_tokens is None:
@@ -283,9 +340,11 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
 
 
 def no_arm(contenders: Sequence[Contender]) -> str:
-    """Why nothing can be measured: the reason of every arm."""
-    reasons = "; ".join(f"{each.arm}: {each.status.reason or each.status.word}" for each in contenders)
-    return f"no arm can be measured. {reasons}"
+    """Why nothing can be measured: every reason with its arms."""
+    arms: dict[str, list[str]] = {}
+    for each in contenders:
+        arms.setdefault(each.status.reason or each.status.word, []).append(each.arm)
+    return "no arm can be measured. " + "; ".join(f"{', '.join(names)}: {reason}" for reason, names in arms.items())
 
 
 def _probe_load(
@@ -299,7 +358,7 @@ def _probe_load(
     prompt_tokens: dict[str, int],
     watch: Watch,
 ) -> tuple[LoadRecord, tuple[Sample, ...]]:
-    job = job_of(field, contender, "probe", [task(field, index, out_tokens, options) for index in indices])
+    job = job_of(field, contender, "probe", [task(field, contender, index, out_tokens, options) for index in indices])
     return run_load(
         dataclasses.replace(job, attempt=attempt),
         folder,
@@ -329,10 +388,17 @@ def read_arm(contender: Contender) -> Arm:
     return parse_arms(contender.arm)[0]
 
 
-def task(field: Field, index: int, out_tokens: int, options: Options, *, warmup: bool = False) -> Task:
-    """The request with this index; the same for every arm."""
+def task(
+    field: Field, contender: Contender, index: int, out_tokens: int, options: Options, *, warmup: bool = False
+) -> Task:
+    """The request with this index; the same for every arm of one depth."""
+    depth = contender.settings.depth
     prompt = field.prompts.for_request(
-        field.model, index, tokens=options.prompt_tokens, thinking=options.thinking, room=options.context - out_tokens
+        field.model,
+        index,
+        tokens=depth + options.prompt_tokens,
+        thinking=options.thinking,
+        room=None if depth else (field.context or options.context) - out_tokens,
     )
     return Task(prompt, out_tokens, warmup, field.prompts.expected(field.model, prompt, out_tokens))
 
@@ -343,7 +409,9 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
         return dataclasses.replace(contender, status=load.failure)
     assert load.realised is not None
     realised, digest = load.realised, load.weights_digest
-    contender = dataclasses.replace(contender, realised=realised, weights_digest=digest)
+    contender = dataclasses.replace(
+        contender, realised=realised, weights_digest=digest, **_likeness(contender, realised, model)
+    )
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:
         return dataclasses.replace(contender, status=ArmStatus(Status.UNSTABLE, f"its samples are invalid: {broken}"))
@@ -354,11 +422,32 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
     return dataclasses.replace(contender, status=ArmStatus(Status.VOID, wrong)) if wrong else contender
 
 
+def _likeness(contender: Contender, realised: Realised, model: Model) -> dict[str, Any]:
+    """Of a placement that the engine chose: in words, and the nearest one of ours."""
+    if contender.predicted is not None:
+        return {}
+    context = realised.settings.get("context")
+    settings = contender.settings
+    if settings.context is None and context is not None and context.isdecimal():
+        settings = dataclasses.replace(settings, context=int(context))
+    found = likeness.nearest(model, realised.buffers, settings, depth=settings.depth)
+    return {} if found is None else {"like": found.predicted, "placement": found.in_words(model)}
+
+
 def void(predicted: Predicted | None, load: LoadRecord, samples: Sequence[Sample]) -> str | None:
     """Why a load says nothing of its arm: it computed wrongly, or placed the weights otherwise; None if neither."""
     if any(sample.output_ok is False for sample in samples):
         return WRONG
-    return placement.judge(predicted, load.realised.buffers) if load.realised is not None else None
+    if load.realised is None:
+        return None
+    wrong = placement.judge(predicted, load.realised.buffers)
+    return wrong and _with_next_step(wrong, load.realised)
+
+
+def _with_next_step(reason: str, realised: Realised | None) -> str:
+    """The reason, and what the engine's adapter noted with a command that mends it."""
+    notes = realised.notes if realised is not None else ()
+    return "; ".join((reason, *(note for note in notes if "; run `" in note)))
 
 
 def _status(contenders: Sequence[Contender], arm: str) -> Status:
@@ -366,28 +455,35 @@ def _status(contenders: Sequence[Contender], arm: str) -> Status:
 
 
 def _name_noops(contenders: Sequence[Contender]) -> list[Contender]:
-    """Arms that were to differ and put every buffer where another arm of their engine has it."""
-    running = [each for each in contenders if each.status.word is Status.OK]
+    """Arms that were to differ and put every buffer where another arm of their engine has it.
+
+    Where no arm has what it asked for, the first of them is VOID and the others changed nothing against it.
+    """
+    compared = [each for each in contenders if each.status.word in (Status.OK, Status.VOID)]
 
     def named(each: Contender) -> Contender:
-        earlier = (other for other in running if read_arm(other).backend == read_arm(each).backend and other != each)
-        for other in earlier if each.status.word in (Status.OK, Status.VOID) else ():
-            first = each.status.word is Status.VOID or contenders.index(other) < contenders.index(each)
+        others = (other for other in compared if read_arm(other).backend == read_arm(each).backend and other != each)
+        for other in others if each in compared else ():
+            beaten = each.status.word is Status.VOID and other.status.word is Status.OK
+            first = beaten or (
+                each.status.word is other.status.word and contenders.index(other) < contenders.index(each)
+            )
             if first and placement.is_noop(each.predicted, each.realised, other.predicted, other.realised):
                 reason = f"its flags changed nothing: the buffers are those of {other.arm}"
-                return dataclasses.replace(each, status=ArmStatus(Status.NOOP, reason))
+                return dataclasses.replace(each, status=ArmStatus(Status.NOOP, _with_next_step(reason, each.realised)))
         return each
 
     return [named(each) for each in contenders]
 
 
-def _check_context(options: Options, out_tokens: int, prompt_tokens: Mapping[str, int]) -> None:
-    needed = max(prompt_tokens.values(), default=options.prompt_tokens) + out_tokens
-    if options.settings == "matched" and needed > options.context:
-        raise RunRefused(
-            f"prompt and answer need {needed} tokens and the context has {options.context}; "
-            f"take --context {-(-needed // 256) * 256} or fewer --out-tokens"
-        )
+def _check_context(running: Iterable[_Seen], out_tokens: int) -> None:
+    for each in running:
+        context, needed = each.contender.settings.context, (each.prompt_tokens or 0) + out_tokens
+        if context is not None and needed > context:
+            raise RunRefused(
+                f"prompt and answer of {each.contender.arm} need {needed} tokens and its context has {context}; "
+                f"take --context {-(-needed // 256) * 256} or fewer --out-tokens"
+            )
 
 
 def _find_pool(

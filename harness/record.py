@@ -20,6 +20,7 @@ from harness.errors import RunRefused
 from harness.gates import PageCache, Thermal
 from harness.machine import Machine
 from harness.measure import Sample
+from harness.physics import HostProbe
 from harness.placement import Predicted
 from harness.plan import ArmStatus, Plan
 from harness.telemetry import Quiet, Settled, Telemetry
@@ -42,6 +43,7 @@ class Contender:
     settings: Settings
     engine: Engine | None = None
     predicted: Predicted | None = None
+    like: Predicted | None = None  # where the engine chose: the placement of ours that is nearest to its choice
     command: str | None = None  # what a person pastes
     weights_digest: str | None = None  # of the file that this engine loaded
     realised: Realised | None = None  # as the probe saw it
@@ -110,6 +112,7 @@ class Header:
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
     search: Search | None = None
+    host_probe: HostProbe | None = None  # of memory; None: not needed, or it could not run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,18 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
+from harness import physics
 from harness.answer import all_rows, answer, best_commands, candidates, not_counted, status_of, unfinished
-from harness.compare import Comparison, parity
+from harness.charts import draw_curve
+from harness.compare import Comparison, Row
+from harness.curve import Curve, curves, draw
 from harness.gates import BAND_C, Temperatures
+from harness.parity import OVERCLAIM, Parity, claims, parity, spoken
+from harness.placement import Cell
 from harness.plan import Status
 from harness.record import LoadRecord
 from harness.terminal import grid
-from harness.words import NONE, code, count, fenced, markdown, memory, number, percent, ratio, span
+from harness.words import NONE, attribute, code, count, fenced, markdown, memory, number, percent, ratio, span, spread
 
 
 def report(comparison: Comparison) -> str:
@@ -27,6 +32,7 @@ def report(comparison: Comparison) -> str:
                 *_paste(comparison),
                 "## Can it be trusted",
                 _integrity(comparison),
+                *_notes(comparison),
                 "## Comparison",
                 _table(*grid(comparison)),
                 "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different "
@@ -35,10 +41,13 @@ def report(comparison: Comparison) -> str:
                 *_failures(comparison),
                 *_left_out(comparison),
                 *_search(comparison),
+                *_curves(comparison),
                 "## Where the weights were",
                 _placements(comparison),
-                "## Settings, as the engines read them back",
+                "## Settings, asked for and read back",
                 _parity(comparison),
+                "## What memory allows",
+                _physics(comparison),
                 "## Every load in time order",
                 _loads(comparison),
                 "## How it was measured",
@@ -304,44 +313,220 @@ def _left_out(comparison: Comparison) -> list[str]:
 def _placements(comparison: Comparison) -> str:
     headers = (
         "arm",
-        "device, predicted",
-        "device, realised",
-        "host, realised",
+        "device weights",
+        "device KV",
+        "device compute",
+        "host",
         "VRAM (NVML)",
+        "RSS",
+        "memory",
         "weights digest",
         "engine",
     )
+    return _table(
+        headers,
+        [
+            (
+                row.arm,
+                *_where(row),
+                memory(row.vram_bytes),
+                memory(row.rss_bytes),
+                NONE if row.cell is Cell.UNKNOWN else row.cell.value,
+                (row.weights_digest or NONE)[:16],
+                row.engine or NONE,
+            )
+            for row in comparison.rows
+        ],
+    ) + "".join(f"\n\n{text}" for text in (PLACED, *_cells(comparison), *_claims(comparison)))
+
+
+PLACED = (
+    "Predicted from the file before anything was loaded / realised by what the engine reported; compute buffers are "
+    "predicted about. Where the engine chose, nothing was predicted. VRAM is what the driver saw, with its own share."
+)
+
+
+def _where(row: Row) -> tuple[str, str, str, str]:
+    """Weights, context memory and compute buffers of the device, and all of the host: predicted / realised."""
+    said = row.predicted
     return (
-        _table(
-            headers,
-            [
-                (
-                    row.arm,
-                    memory(row.predicted_device_bytes),
-                    memory(row.realised_device_bytes),
-                    memory(row.realised_host_bytes),
-                    memory(row.vram_bytes),
-                    (row.weights_digest or NONE)[:16],
-                    row.engine or NONE,
-                )
-                for row in comparison.rows
-            ],
-        )
-        + "\n\n"
-        + "\n".join(_argv_lines(comparison))
+        _both(said.device_weights_bytes if said else None, _held(row, ("weights",), on_host=False)),
+        _both(said.device_memory_bytes if said else None, _held(row, ("kv", "rs"), on_host=False)),
+        _both(said.compute_bytes if said else None, _held(row, ("compute",), on_host=False), "≈ "),
+        _both(said.host_bytes if said else None, _held(row, ("weights", "kv", "rs"), on_host=True)),
     )
 
 
+def _both(predicted: int | None, realised: int | None, about: str = "") -> str:
+    if predicted is None and realised is None:
+        return NONE
+    return f"{NONE if predicted is None else about + memory(predicted)} / {memory(realised)}"
+
+
+def _held(row: Row, kinds: Sequence[str], *, on_host: bool) -> int | None:
+    if row.buffers is None:
+        return None
+    return sum(each.bytes for each in row.buffers if each.kind in kinds and each.on_host is on_host)
+
+
+def _cells(comparison: Comparison) -> list[str]:
+    """Why a placement does not simply fit, and what other witnesses saw."""
+    told = [
+        f"- {code(row.arm)}: {row.cell}, {markdown(row.cell_reason)}"
+        for row in comparison.rows
+        if row.cell_reason and row.cell is not Cell.UNKNOWN and row.status.alias_of is None
+    ]
+    told += [f"- {code(row.arm)}: {markdown(each)}" for row in comparison.rows for each in row.contradictions]
+    return ["\n".join(told)] if told else []
+
+
+def _claims(comparison: Comparison) -> list[str]:
+    """What the engines say of their own placement, and what is wrong with it."""
+    found = claims(comparison.run)
+    if not found:
+        return []
+    lines = []
+    for each in found:
+        seen = "its buffers are not known"
+        if each.weights_share is not None and each.bytes_share is not None:
+            weights, whole = (percent(round(share, 2)) for share in (each.weights_share, each.bytes_share))
+            seen = f"by its buffers {weights} of the weights and {whole} of all bytes are there"
+        lines.append(f"- {code(each.arm)}: {markdown(each.text)}{' — **wrong**' * each.wrong}: {seen}")
+    limit = f"wrong is what is more than {100 * OVERCLAIM:.0f} points above the buffers"
+    return [f"What the engines claim is kept and not believed; {limit}:", "\n".join(lines)]
+
+
+def _notes(comparison: Comparison) -> list[str]:
+    notes = comparison.header.notes
+    return ["What to know of this run:", "\n".join(f"- {markdown(note)}" for note in notes)] if notes else []
+
+
+def _curves(comparison: Comparison) -> list[str]:
+    """Each sweep: the chart, the same in plain text, and what it says."""
+    found = curves(comparison)
+    parts = ["## The curve" if len(found) == 1 else "## The curves"] if found else []
+    for curve, name in zip(found, _chart_names(found), strict=True):
+        parts += [
+            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{name}-dark.svg">'
+            f'<img src="{name}-light.svg" width="600" alt="{attribute(curve.finding)}"></picture>',
+            fenced(draw(curve), "text"),
+            *(["\n".join(f"- {markdown(note)}" for note in curve.notes)] if curve.notes else []),
+        ]
+    return parts
+
+
+def charts(comparison: Comparison) -> dict[str, str]:
+    """Path in the run folder → SVG, of every curve, for a light and for a dark page."""
+    found = curves(comparison)
+    return {
+        f"{name}-{'dark' if dark else 'light'}.svg": draw_curve(curve, dark=dark)
+        for curve, name in zip(found, _chart_names(found), strict=True)
+        for dark in (False, True)
+    }
+
+
+def _chart_names(found: Sequence[Curve]) -> list[str]:
+    """Where the chart of each curve lies, without its ending: two curves over one number have one name each."""
+    names: list[str] = []
+    for curve in found:
+        same = sum(name.startswith(f"charts/{curve.over}") for name in names)
+        names.append(f"charts/{curve.over}" + (f"-{same + 1}" if same else ""))
+    return names
+
+
+def _physics(comparison: Comparison) -> str:
+    """Ceiling and floor of each arm by what a token reads, and the share of it that was reached."""
+    bandwidth = physics.bandwidth(comparison.header.machine, comparison.header.host_probe)
+    bounded = [row for row in comparison.rows if row.ceiling_tps is not None]
+    reasons: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.ceiling_tps is None and row.unbounded and row.status.alias_of is None:
+            reasons.setdefault(row.unbounded, []).append(row.arm)
+    cells = []
+    for row in bounded:
+        traffic = row.predicted or row.like
+        cells.append(
+            (
+                row.arm,
+                memory(traffic.bytes_per_token_host if traffic else None),
+                memory(traffic.bytes_per_token_device if traffic else None),
+                number(row.floor_tps),
+                spread(row.decode_tps),
+                number(row.ceiling_tps),
+                NONE if row.share is None else percent(round(row.share, 2)),
+                ", ".join(row.flags) or NONE,
+            )
+        )
+    headers = ("arm", "host, a token", "device, a token", "floor", "decode tok/s", "ceiling", "of ceiling", "flag")
+    speeds = [
+        f"{where}: {_gigabytes(least)} typical, {_gigabytes(most)} at most"
+        for where, least, most in (
+            ("Host memory", bandwidth.host_typical, bandwidth.host_peak),
+            ("GPU memory", bandwidth.device_least, bandwidth.device_peak),
+        )
+        if most is not None
+    ]
+    parts = [
+        "A token reads its weights once; the ceiling is the time that takes at the highest bandwidth, the floor that "
+        "at the lowest which is still honest. Below it memory spilled or something held the arm up, above it a count "
+        "is wrong."
+        if bounded
+        else "",
+        _table(headers, cells) if bounded else "",
+        ". ".join(speeds) + "." if speeds and bounded else "",
+        "\n".join(f"- no bound for {', '.join(map(code, arms))}: {markdown(why)}" for why, arms in reasons.items()),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _gigabytes(bytes_s: float | None) -> str:
+    return NONE if bytes_s is None else f"{bytes_s / 1e9:.1f} GB/s"
+
+
 def _parity(comparison: Comparison) -> str:
-    found = parity(comparison.run)
+    """What differs as a table with its reasons, what does not in a line."""
+    found = sorted(parity(comparison.run), key=lambda each: not each.unexplained)
     if not found:
         return "No engine told its settings."
     arms = list(found[0].values)
-    cells = [
-        (f"{each.setting} ≠" if each.differs else each.setting, *(each.values[arm] or NONE for arm in arms))
-        for each in found
+    loud = [f"- **{spoken(each.setting)}**: {markdown(text)}" for each in found for text in each.unexplained]
+    apart = [each for each in found if each.differs or each.unexplained]
+    cells = [(f"{spoken(each.setting)}{' ≠' * each.differs}", *(_cell(each, arm) for arm in arms)) for each in apart]
+    reasons = [f"- {spoken(each.setting)}: {markdown('; '.join(each.why))}" for each in apart if each.why]
+    alike = [each for each in found if not each.differs and not each.unexplained]
+    settings = [each for each in alike if not each.is_placement]
+    asked, left = ([each for each in settings if any(each.asked.values()) is wanted] for wanted in (True, False))
+    placed = [each for each in alike if each.is_placement]
+    gaps: dict[str, list[str]] = {}
+    for each in found:
+        gaps.setdefault(", ".join(arm for arm in arms if each.values[arm] is None), []).append(spoken(each.setting))
+    parts = [
+        "**Unexplained:**\n\n" + "\n".join(loud) if loud else "",
+        _table(("setting", *arms), cells) if cells else "",
+        "Why:\n\n" + "\n".join(reasons) if reasons else "",
+        *(
+            f"Equal on all arms, {how}: {markdown('; '.join(map(_told, rows)))}."
+            for how, rows in (("as asked for", asked), ("left to the engines", left), ("in placement", placed))
+            if rows
+        ),
+        *(f"Not told by {markdown(arm)}: {', '.join(names)}." for arm, names in gaps.items() if arm),
+        "The processes that computed:\n\n" + "\n".join(_argv_lines(comparison)),
     ]
-    return _table(("setting", *arms), cells)
+    return "\n\n".join(part for part in parts if part)
+
+
+def _cell(row: Parity, arm: str) -> str:
+    """The value, and what was asked for instead where that is unexplained."""
+    value, asked = row.values[arm] or NONE, row.asked[arm]
+    strays = row.unexplained and not row.is_placement and asked not in (None, "auto", value)
+    return f"{value} (asked {asked})" if strays else value
+
+
+def _told(row: Parity) -> str:
+    value = next(value for value in row.values.values() if value is not None)
+    asked = [each for each in row.asked.values() if each not in (None, value)]
+    note = f" (for {asked[0]}: {'; '.join(row.why)})" if asked and row.why else ""
+    return f"{spoken(row.setting)} {value}{note}"
 
 
 def _argv_lines(comparison: Comparison) -> list[str]:
@@ -378,6 +563,7 @@ def _parameters(comparison: Comparison) -> str:
     rows: list[tuple[str, object]] = [
         ("model", f"{header.model.file}, {memory(header.model.size_bytes)}, {header.model.architecture}"),
         ("requests a load", f"{drawn.requests} after {drawn.warmups} warm-up, {drawn.out_tokens} tokens each"),
+        *_prompt_lengths(comparison),
         ("order", f"mirrored random blocks, seed {drawn.seed}"),
         ("prompts", drawn.prompts_digest),
         *((f"setting {name}", NONE if value is None else value) for name, value in drawn.settings),
@@ -385,6 +571,15 @@ def _parameters(comparison: Comparison) -> str:
         ("started", header.started),
     ]
     return _table(("parameter", "value"), rows)
+
+
+def _prompt_lengths(comparison: Comparison) -> list[tuple[str, object]]:
+    """As the engines counted them; one line where all arms had the same."""
+    found: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.prompt_tokens is not None:
+            found.setdefault(f"{span(row.prompt_tokens)} tokens, as counted", []).append(row.arm)
+    return [("a prompt" + ("" if len(found) == 1 else f" of {', '.join(arms)}"), text) for text, arms in found.items()]
 
 
 def _machine(comparison: Comparison) -> str:
@@ -397,5 +592,4 @@ def _machine(comparison: Comparison) -> str:
         ("system", f"{machine.system or NONE}, kernel {machine.kernel or NONE}, {machine.libc or NONE}"),
         ("Python", machine.python or NONE),
     ]
-    notes = "\n".join(f"- {markdown(note)}" for note in comparison.header.notes)
-    return _table(("part", "fact"), rows) + (f"\n\n{notes}" if notes else "")
+    return _table(("part", "fact"), rows)

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from harness import baseline, gates, placement, plan, record
+from harness import baseline, gates, physics, placement, plan, record
 from harness import machine as machines
 from harness import model as models
 from harness.arms import parse_arms
@@ -28,6 +28,7 @@ from harness.load import Job, Task, run_load
 from harness.machine import Machine
 from harness.measure import Sample
 from harness.options import Options
+from harness.physics import HostProbe
 from harness.plan import ArmStatus, Aside, Outcome, Plan, Planned, Status
 from harness.probe import (
     Field,
@@ -90,14 +91,25 @@ def run_field(
     search: Search | None = None,
 ) -> Run:
     """Probe, plan and blocks of a field that was found; `search` tells how its arms were picked."""
+    host = _host_probe(field, watch)
     found = probe(field, options, folder, prompt_tokens, watch)
     drawn = _draw(field, found, options)
-    record.create(folder, _header(field, found, drawn, options, search))
+    record.create(folder, _header(field, found, drawn, options, search, host))
     minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
     blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
     watch(Progress(f"{blocks}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
     _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
     return record.read(folder)
+
+
+def _host_probe(field: Field, watch: Watch) -> HostProbe | None:
+    """Bandwidth of this machine's memory, where a bound can be made of it: not for what caches may serve."""
+    cache = field.machine.last_level_cache_bytes
+    bound = [each for each in field.contenders if each.settings.stand_in_bytes is None]
+    if not bound or cache is None or field.model.bytes_per_token < physics.CACHES * cache:
+        return None
+    watch(Progress("measuring the bandwidth of memory, once for this machine", lasting=False))
+    return physics.host_probe(field.machine)
 
 
 def _check(field: Field, options: Options) -> Options:
@@ -211,7 +223,9 @@ def _by_label(drawn: Plan, found: Probe) -> dict[str, float]:
     return {arm.label: seconds[arm.text] for arm in drawn.arms}
 
 
-def _header(field: Field, found: Probe, drawn: Plan, options: Options, search: Search | None) -> Header:
+def _header(
+    field: Field, found: Probe, drawn: Plan, options: Options, search: Search | None, host: HostProbe | None
+) -> Header:
     model = field.model
     return Header(
         format=record.FORMAT,
@@ -236,6 +250,7 @@ def _header(field: Field, found: Probe, drawn: Plan, options: Options, search: S
         options={key: value for key, value in dataclasses.asdict(options).items() if value not in (None, ())},
         command=command_of(options, drawn.seed),
         search=search,
+        host_probe=host,
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *found.notes),
     )
@@ -310,7 +325,7 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
 
 
 def _job(stage: str, header: Header, planned: Planned, contender: Contender, field: Field, options: Options) -> Job:
-    tasks = _tasks(field, planned, _pool(header.plan), header.plan.out_tokens, options)
+    tasks = _tasks(field, contender, planned, _pool(header.plan), header.plan.out_tokens, options)
     return dataclasses.replace(
         job_of(field, contender, stage, tasks),
         label=planned.label,
@@ -387,7 +402,12 @@ def _pool(drawn: Plan) -> tuple[int, ...] | None:
 
 
 def _tasks(
-    field: Field, planned: Planned, pool: tuple[int, ...] | None, out_tokens: int, options: Options
+    field: Field,
+    contender: Contender,
+    planned: Planned,
+    pool: tuple[int, ...] | None,
+    out_tokens: int,
+    options: Options,
 ) -> tuple[Task, ...]:
     """Warm-ups, then requests. Prompts of a pool are used in turn, each once a load: a fresh engine knows none."""
     measured, warmups = planned.prompts, planned.warmups
@@ -395,8 +415,8 @@ def _tasks(
         turn = [pool[(measured[0] + step) % len(pool)] for step in range(len(measured) + len(warmups))]
         measured, warmups = tuple(turn[: len(measured)]), tuple(turn[len(measured) :])
     return (
-        *(task(field, index, out_tokens, options, warmup=True) for index in warmups),
-        *(task(field, index, out_tokens, options) for index in measured),
+        *(task(field, contender, index, out_tokens, options, warmup=True) for index in warmups),
+        *(task(field, contender, index, out_tokens, options) for index in measured),
     )
 
 

@@ -24,6 +24,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 # Main type and the type of what suffers most, as llama.cpp's own mixtures have them.
 MIXTURES = {"Q4_K_M": ("Q4_K", "Q6_K"), "Q5_K_M": ("Q5_K", "Q6_K")}
+EXPERT_MIXTURES = {"MXFP4_MOE": ("MXFP4", "Q8_0")}  # type of the routed experts, and of what else is quantised
+FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 FLOATS = ("F32", "F16", "BF16")
 # Quantised types that can be filled with noise: where the scales of a block lie, and how large each is against
 # the first. The second recentres values that have no sign.
@@ -33,7 +35,8 @@ SCALES: Mapping[str, tuple[tuple[int, float], ...]] = {
     "Q6_K": ((208, 1),), "IQ4_NL": ((0, 1),), "IQ4_XS": ((0, 1),), "IQ3_S": ((0, 1),), "IQ3_XXS": ((0, 1),),
     "IQ2_S": ((0, 1),), "IQ2_XS": ((0, 1),), "IQ2_XXS": ((0, 1),),
 }  # fmt: skip
-QUANTS = (*MIXTURES, *SCALES, *FLOATS)
+EXPONENTS = ("MXFP4",)  # a block begins with a power of two in one byte, and has no other scale
+QUANTS = (*MIXTURES, *EXPERT_MIXTURES, *SCALES, *EXPONENTS, *FLOATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,19 @@ class Shape:
     heads_kv: int
     head_dim: int
     ff: int = 0  # of dense layers
+    leading_dense: int = 0  # layers before the first one with experts
     experts: int = 0
     experts_used: int = 0
     expert_ff: int = 0
+    shared: int = 0  # shared experts that the file counts; they are one tensor, `shared_ff` wide
     shared_ff: int = 0
+    draft_blocks: int = 0  # for multi-token prediction, after the layers
     context: int = 32768
     rope_base: float = 1e6
     rope_dims: int = 0  # 0: the whole head
+    window: int = 0  # tokens that every other layer looks back
+    latent: int = 0  # width of the one vector that latent attention (MLA) keeps, without its `rope_dims`
+    value_dim: int = 0  # of a head under latent attention; elsewhere it is `head_dim`
     delta_keys: int = 0  # heads of a gated delta net, in three of four layers
     delta_values: int = 0
     delta_dim: int = 128
@@ -90,6 +99,21 @@ SHAPES: Mapping[str, Shape] = {
             name="olmoe-7b-a1b", architecture="olmoe", layers=16, embedding=2048, vocab=50304, heads=16, heads_kv=16,
             head_dim=128, experts=64, experts_used=8, expert_ff=1024, context=4096, rope_base=1e4,
         ),
+        Shape(
+            name="glm-4.5-air", architecture="glm4moe", layers=46, draft_blocks=1, embedding=4096, vocab=151552,
+            heads=96, heads_kv=8, head_dim=128, ff=10944, leading_dense=1, experts=128, experts_used=8, expert_ff=1408,
+            shared=1, shared_ff=1408, context=131072, rope_dims=64,
+        ),
+        Shape(
+            name="deepseek-v2-lite", architecture="deepseek2", layers=27, embedding=2048, vocab=102400,
+            heads=16, heads_kv=1, head_dim=192, latent=512, value_dim=128, ff=10944, leading_dense=1, experts=64,
+            experts_used=6, expert_ff=1408, shared=2, shared_ff=2816, context=163840, rope_base=1e4, rope_dims=64,
+        ),
+        Shape(
+            name="gpt-oss-20b", architecture="gpt-oss", layers=24, embedding=2880, vocab=201088, heads=64, heads_kv=8,
+            head_dim=64, window=128, experts=32, experts_used=4, expert_ff=2880, context=131072, rope_base=1.5e5,
+            quant="MXFP4_MOE",
+        ),
     )
 }  # fmt: skip
 
@@ -111,7 +135,9 @@ def shape_of(path: Path) -> Shape:
 
     extents = {tensor.name.split(".", 2)[-1]: tensor.shape for tensor in facts.loaded if tensor.block is not None}
     heads = int(key("attention.head_count", 1)) or 1
-    types = {tensor.name: tensor.type for tensor in facts.loaded if known or tensor.routed}
+    latent = int(key("attention.kv_lora_rank")) if known else 0
+    leading = facts.leading_dense if known and facts.experts else 0
+    types = {tensor.name: tensor.type for tensor in facts.tensors if known or tensor.routed}
     weight: dict[str, int] = {}
     for tensor in facts.loaded:
         weight[tensor.type] = weight.get(tensor.type, 0) + tensor.bytes
@@ -124,15 +150,21 @@ def shape_of(path: Path) -> Shape:
         vocab=facts.vocab,
         heads=heads,
         heads_kv=int(key("attention.head_count_kv", heads)) or 1,
-        head_dim=int(key("attention.key_length", facts.embedding // heads)),
-        ff=0 if facts.experts else int(key("feed_forward_length")),
+        head_dim=int(key("attention.key_length_mla" if latent else "attention.key_length", facts.embedding // heads)),
+        ff=int(key("feed_forward_length")) if leading or not facts.experts else 0,
+        leading_dense=leading,
         experts=facts.experts or 0,
         experts_used=facts.experts_used or 0,
         expert_ff=extents["ffn_down_exps.weight"][0] if facts.experts else 0,
+        shared=int(key("expert_shared_count")) if known else 0,
         shared_ff=extents.get("ffn_up_shexp.weight", (0, 0))[1] if known else 0,
+        draft_blocks=facts.draft_blocks if known else 0,
         context=facts.context_train or 32768,
         rope_base=float(key("rope.freq_base", 1e4)),
         rope_dims=int(key("rope.dimension_count")),
+        window=int(key("attention.sliding_window")) if known else 0,
+        latent=latent,
+        value_dim=int(key("attention.value_length_mla")) if latent else 0,
         delta_keys=int(key("ssm.group_count")) if known else 0,
         delta_values=int(key("ssm.time_step_rank")) if known else 0,
         delta_dim=int(key("ssm.state_size", 128)),
@@ -171,7 +203,7 @@ def parts(shape: Shape) -> list[Part]:
         Part("output_norm.weight", (shape.embedding,), "F32", "one"),
         Part("output.weight", rows, "Q8_0", "head"),
     ]
-    return outside + [part for layer in range(shape.layers) for part in _layer_parts(shape, layer)]
+    return outside + [part for block in range(shape.layers + shape.draft_blocks) for part in _layer_parts(shape, block)]
 
 
 def whole(shape: Shape) -> Shape:
@@ -190,13 +222,17 @@ def padded(size: int) -> int:
 
 def size_of(shape: Shape) -> int:
     """Bytes of the file, to within half a percent."""
-    layers = (part for layer in range(shape.layers) for part in _layer_parts(shape, layer))
-    return _fixed_bytes(shape) + sum(map(_space, layers))
+    return _fixed_bytes(shape) + sum(_layer_bytes(shape, block) for block in range(shape.layers + shape.draft_blocks))
 
 
 def _fixed_bytes(shape: Shape) -> int:
     shape = whole(shape)
-    return _vocabulary_bytes(shape.vocab) + sum(map(_space, parts(replace(shape, layers=0))))
+    outside = parts(replace(shape, layers=0, draft_blocks=0))
+    return _vocabulary_bytes(shape.vocab) + sum(map(_space, outside))
+
+
+def _layer_bytes(shape: Shape, block: int) -> int:
+    return sum(map(_space, _layer_parts(shape, block)))
 
 
 @cache
@@ -219,20 +255,27 @@ def _layer_parts(shape: Shape, layer: int) -> list[Part]:
 
 
 def _type(shape: Shape, name: str, extent: Sequence[int], role: str, better: bool) -> str:
-    if role in ("one", "minus one", "router"):
+    if role in ("one", "minus one", "zero", "router"):
         return "F32"
-    usual, best = MIXTURES.get(shape.quant, (shape.quant, shape.quant))
+    if shape.quant in EXPERT_MIXTURES:
+        usual = best = EXPERT_MIXTURES[shape.quant][0 if "_exps" in name else 1]
+    else:
+        usual, best = MIXTURES.get(shape.quant, (shape.quant, shape.quant))
     wanted = shape.types.get(name, best if better and "more" in role else usual)
     # Rows that are no whole number of blocks fall back as llama.cpp's quantiser does.
-    return wanted if extent[0] % header.block_of(wanted)[0] == 0 else "Q5_0" if extent[0] % 32 == 0 else "F16"
+    if extent[0] % header.block_of(wanted)[0] == 0:
+        return wanted
+    return FALLBACKS.get(wanted, "IQ4_NL") if extent[0] % 32 == 0 else "F16"
 
 
-def _attention(shape: Shape, *, gated: bool = False, whole_norm: bool = False) -> _Layer:
+def _attention(shape: Shape, *, gated: bool = False, normed: bool = True, whole_norm: bool = False) -> _Layer:
     width, inner, inner_kv = shape.embedding, shape.heads * shape.head_dim, shape.heads_kv * shape.head_dim
     yield "attn_q.weight", (width, inner * (2 if gated else 1)), "in"
     yield "attn_k.weight", (width, inner_kv), "in"
     yield "attn_v.weight", (width, inner_kv), "in more"
     yield "attn_output.weight", (inner, width), "out"
+    if not normed:
+        return
     yield "attn_q_norm.weight", (inner if whole_norm else shape.head_dim,), "one"
     yield "attn_k_norm.weight", (inner_kv if whole_norm else shape.head_dim,), "one"
 
@@ -241,6 +284,11 @@ def _feed_forward(shape: Shape, suffix: str, inner: int, count: tuple[int, ...] 
     yield f"ffn_gate{suffix}.weight", (shape.embedding, inner, *count), "in"
     yield f"ffn_up{suffix}.weight", (shape.embedding, inner, *count), "in"
     yield f"ffn_down{suffix}.weight", (inner, shape.embedding, *count), "out more"
+
+
+def _mixture(shape: Shape) -> _Layer:
+    yield "ffn_gate_inp.weight", (shape.embedding, shape.experts), "router"
+    yield from _feed_forward(shape, "_exps", shape.expert_ff, (shape.experts,))
 
 
 def _delta_net(shape: Shape) -> _Layer:
@@ -263,22 +311,70 @@ def _qwen3(shape: Shape, _layer: int) -> _Layer:
     if not shape.experts:
         yield from _feed_forward(shape, "", shape.ff)
         return
-    yield "ffn_gate_inp.weight", (shape.embedding, shape.experts), "router"
-    yield from _feed_forward(shape, "_exps", shape.expert_ff, (shape.experts,))
+    yield from _mixture(shape)
+
+
+def _glm4moe(shape: Shape, block: int) -> _Layer:
+    width = shape.embedding
+    yield "attn_norm.weight", (width,), "one"
+    yield from _attention(shape, normed=False)
+    for name, heads in (("q", shape.heads), ("k", shape.heads_kv), ("v", shape.heads_kv)):
+        yield f"attn_{name}.bias", (heads * shape.head_dim,), "zero"
+    yield "post_attention_norm.weight", (width,), "one"
+    if block < shape.leading_dense:
+        yield from _feed_forward(shape, "", shape.ff)
+    else:
+        yield "exp_probs_b.bias", (shape.experts,), "zero"
+        yield from _mixture(shape)
+        yield from _feed_forward(shape, "_shexp", shape.shared_ff)
+    if block >= shape.layers:
+        yield "nextn.eh_proj.weight", (2 * width, width), "in"
+        yield from ((f"nextn.{name}.weight", (width,), "one") for name in ("enorm", "hnorm", "shared_head_norm"))
+
+
+def _deepseek2(shape: Shape, block: int) -> _Layer:
+    width, heads, unturned = shape.embedding, shape.heads, shape.head_dim - shape.rope_dims
+    yield "attn_norm.weight", (width,), "one"
+    yield "attn_q.weight", (width, heads * shape.head_dim), "in"
+    yield "attn_kv_a_mqa.weight", (width, shape.latent + shape.rope_dims), "in"
+    yield "attn_kv_a_norm.weight", (shape.latent,), "one"
+    yield "attn_k_b.weight", (unturned, shape.latent, heads), "in"
+    yield "attn_v_b.weight", (shape.latent, shape.value_dim, heads), "in"
+    yield "attn_output.weight", (heads * shape.value_dim, width), "out"
+    yield "ffn_norm.weight", (width,), "one"
+    if block < shape.leading_dense:
+        yield from _feed_forward(shape, "", shape.ff)
+    else:
+        yield from _mixture(shape)
+        yield from _feed_forward(shape, "_shexp", shape.shared_ff)
+
+
+def _gpt_oss(shape: Shape, _block: int) -> _Layer:
+    width, inner, inner_kv = shape.embedding, shape.heads * shape.head_dim, shape.heads_kv * shape.head_dim
+    yield "attn_norm.weight", (width,), "one"
+    yield from _attention(shape, normed=False)
+    for name, extent in (("q", inner), ("k", inner_kv), ("v", inner_kv), ("output", width)):
+        yield f"attn_{name}.bias", (extent,), "zero"
+    yield "attn_sinks.weight", (shape.heads,), "zero"
+    yield "post_attention_norm.weight", (width,), "one"
+    yield from _mixture(shape)
+    yield "ffn_gate_inp.bias", (shape.experts,), "zero"
+    for name, extent in (("gate", shape.expert_ff), ("up", shape.expert_ff), ("down", width)):
+        yield f"ffn_{name}_exps.bias", (extent, shape.experts), "zero"
 
 
 def _qwen35moe(shape: Shape, layer: int) -> _Layer:
     yield "attn_norm.weight", (shape.embedding,), "one"
     yield from _attention(shape, gated=True) if layer % 4 == 3 else _delta_net(shape)
     yield "post_attention_norm.weight", (shape.embedding,), "one"
-    yield "ffn_gate_inp.weight", (shape.embedding, shape.experts), "router"
-    yield from _feed_forward(shape, "_exps", shape.expert_ff, (shape.experts,))
+    yield from _mixture(shape)
     yield "ffn_gate_inp_shexp.weight", (shape.embedding,), "router"
     yield from _feed_forward(shape, "_shexp", shape.shared_ff)
 
 
 _LAYERS: Mapping[str, Callable[[Shape, int], _Layer]] = {
-    "qwen3": _qwen3, "qwen3moe": _qwen3, "olmoe": _qwen3, "qwen35moe": _qwen35moe,
+    "qwen3": _qwen3, "qwen3moe": _qwen3, "olmoe": _qwen3, "qwen35moe": _qwen35moe, "glm4moe": _glm4moe,
+    "deepseek2": _deepseek2, "gpt-oss": _gpt_oss,
 }  # fmt: skip
 
 
@@ -298,8 +394,13 @@ def scaled(shape: Shape, size_bytes: int) -> Shape:
         if cost >= best[0]:
             break
         # Four layers, half of them in the better types of a mixture: what any number of layers costs on average.
-        four = [part for layer in (0, 1, 2, 3) for part in _layer_parts(replace(candidate, layers=12), layer)]
-        layers = round((size_bytes - _fixed_bytes(candidate)) / (sum(map(_space, four)) / 4))
+        # Those before the first with experts, and those after the layers, cost what they cost.
+        twelve = replace(candidate, layers=12, leading_dense=0, draft_blocks=0)
+        usual = sum(_layer_bytes(twelve, layer) for layer in (0, 1, 2, 3)) / 4
+        first, leading = candidate.leading_dense, range(candidate.leading_dense)
+        drafts = candidate.draft_blocks * _layer_bytes(replace(candidate, layers=12), 12) if shape.draft_blocks else 0
+        others = sum(_layer_bytes(replace(candidate, layers=12), layer) for layer in leading) + drafts
+        layers = first + round((size_bytes - _fixed_bytes(candidate) - others) / usual)
         if not 4 <= layers <= 4 * shape.layers:
             continue
         fitted = replace(candidate, layers=layers)
@@ -331,11 +432,11 @@ def _candidates(shape: Shape) -> Iterator[Shape]:
             vocab=vocab,
             heads=heads,
             heads_kv=groups,
-            ff=wide if shape.ff else 0,
+            ff=_whole_blocks(shape.ff * wide / inner),
             experts=count,
             experts_used=max(1, round(shape.experts_used * count / shape.experts)) if shape.experts else 0,
             expert_ff=wide if shape.experts else 0,
-            shared_ff=max(1, round(shape.shared_ff * wide / inner / 256)) * 256 if shape.shared_ff else 0,
+            shared_ff=shape.shared * wide or _whole_blocks(shape.shared_ff * wide / inner),
             delta_keys=keys if shape.delta_keys else 0,
             delta_values=keys * (shape.delta_values // shape.delta_keys) if shape.delta_keys else 0,
             types={},
@@ -345,6 +446,11 @@ def _candidates(shape: Shape) -> Iterator[Shape]:
 def _widths(full: int) -> list[int]:
     """Widths around a given one, in whole blocks of the large quantised types."""
     return sorted({*range(256, min(full, 2048) + 1, 256), *(full << step for step in range(4))})
+
+
+def _whole_blocks(width: float) -> int:
+    """A width in whole blocks of 256, at least one; 0 stays 0."""
+    return max(1, round(width / 256)) * 256 if width else 0
 
 
 def _distance(shape: Shape, other: Shape) -> float:

@@ -1,4 +1,4 @@
-"""Sizes of memory and files, as people type and read them.
+"""Sizes of memory, files and texts, as people type and read them.
 
 `G`, `Gi` and `GiB` are powers of 1024, `GB` is a power of 1000, as on a disk's box.
 """
@@ -25,6 +25,14 @@ def parse_size(text: str) -> int:
     if size <= 0:
         raise UsageError(f"{text!r} is no room at all; write a size like 800MiB or 12GiB")
     return size
+
+
+def parse_tokens(text: str) -> int:
+    """A number of tokens: 0, 4096, 16k (of 1024). Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,7})(k?)", text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a number of tokens; write it like 0, 4096 or 16k")
+    return int(match[1]) * (1024 if match[2] else 1)
 
 
 def format_bytes(size: int) -> str:

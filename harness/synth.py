@@ -21,7 +21,7 @@ from harness import header, model
 from harness.contract import Say
 from harness.errors import ModelError, RunRefused, UsageError, nearest
 from harness.model import AnswerKey as AnswerKey
-from harness.shapes import FLOATS, SCALES, SPECIAL, Part, merges, padded, parts, tokens, whole, words
+from harness.shapes import EXPONENTS, FLOATS, SCALES, SPECIAL, Part, merges, padded, parts, tokens, whole, words
 from harness.shapes import SHAPES as SHAPES
 from harness.shapes import Shape as Shape
 from harness.shapes import scaled as scaled
@@ -192,15 +192,15 @@ def _write_header(
 def _keys(shape: Shape) -> dict[str, int | float | list[int]]:
     """What an engine reads of the shape, by the names of the format."""
     keys: dict[str, int | float | list[int]] = {
-        "block_count": shape.layers,
+        "block_count": shape.layers + shape.draft_blocks,
         "context_length": shape.context,
         "embedding_length": shape.embedding,
         "feed_forward_length": shape.ff
         or shape.expert_ff * (1 if shape.architecture == "olmoe" else shape.experts_used),
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.heads_kv,
-        "attention.key_length": shape.head_dim,
-        "attention.value_length": shape.head_dim,
+        "attention.key_length": shape.latent + shape.rope_dims if shape.latent else shape.head_dim,
+        "attention.value_length": shape.latent or shape.head_dim,
         "attention.layer_norm_rms_epsilon": 1e-6,
         "rope.freq_base": float(shape.rope_base),
     }
@@ -210,13 +210,29 @@ def _keys(shape: Shape) -> dict[str, int | float | list[int]]:
             "expert_used_count": shape.experts_used,
             "expert_feed_forward_length": shape.expert_ff,
         }
+    if shape.shared:
+        keys["expert_shared_count"] = shape.shared
+    if shape.leading_dense:
+        keys["leading_dense_block_count"] = shape.leading_dense
+    if shape.draft_blocks:
+        keys["nextn_predict_layers"] = shape.draft_blocks
+    if shape.window:
+        keys["attention.sliding_window"] = shape.window
+    if shape.latent:
+        keys |= {
+            "attention.key_length_mla": shape.head_dim,
+            "attention.value_length_mla": shape.value_dim,
+            "attention.kv_lora_rank": shape.latent,
+            "attention.q_lora_rank": 0,  # queries are not compressed
+        }
+    if shape.rope_dims:
+        keys["rope.dimension_count"] = shape.rope_dims
     if shape.architecture == "qwen35moe":
         turned = shape.rope_dims // 2
         first = -(-turned // 3)
         second = -(-(turned - first) // 2)
         keys |= {
             "expert_shared_feed_forward_length": shape.shared_ff,
-            "rope.dimension_count": shape.rope_dims,
             "rope.dimension_sections": [first, second, turned - first - second, 0],
             "full_attention_interval": 4,
             "ssm.conv_kernel": 4,
@@ -256,6 +272,8 @@ def _weights(shape: Shape, tensors: Sequence[Part], seed: int, cycle: Sequence[i
 
 def _deviation(shape: Shape, part: Part) -> float:
     """Of the elements: what goes in with size 1 comes out with size 1, or a layer's share. Infinite: a constant."""
+    if part.role == "zero":
+        return 0.0
     if part.role in ("one", "minus one"):
         return math.inf if part.role == "one" else -math.inf
     spread = 1 / math.sqrt(part.shape[0])
@@ -279,6 +297,14 @@ def _tile(kind: str, deviation: float, seed: int) -> Bytes:
             return (values.view(np.uint32) >> 16).astype("<u2").view(np.uint8)
         return values.astype("<f4" if kind == "F32" else "<f2").view(np.uint8)
     tile = rng.integers(0, 256, (rows, size), dtype=np.uint8)
+    if kind in EXPONENTS:
+        # A block can only be twice as large as another, so some are: then the variance of all is the wanted one.
+        tile[:, 0] = 127
+        steps = math.log2(deviation / float(np.std(dequantize(tile[:1024], GGMLQuantizationType[kind]))))
+        whole_steps = math.floor(steps)
+        larger = rng.random(rows) < (4 ** (steps - whole_steps) - 1) / 3
+        tile[:, 0] = 127 + whole_steps + larger
+        return tile
 
     def scale(blocks: Bytes, unit: float) -> None:
         for at, factor in SCALES[kind]:

@@ -18,13 +18,15 @@ from harness.answer import (
     verdict_of,
 )
 from harness.changes import Change, Changes
-from harness.compare import Comparison, Row, parity
+from harness.compare import Comparison, Row
 from harness.differences import Difference
+from harness.parity import ASKED, Parity, parity, spoken
+from harness.placement import Cell
 from harness.words import NONE, count, memory, milliseconds, number, percent, plain, ratio, shell, spread
 
-Cell = tuple[str, Callable[[Row], str]]
+Column = tuple[str, Callable[[Row], str]]
 
-CELLS: tuple[Cell, ...] = (
+CELLS: tuple[Column, ...] = (
     ("arm", lambda row: row.arm),
     ("placement", lambda row: row.placement),
     ("decode tok/s", lambda row: spread(row.decode_tps)),
@@ -35,14 +37,16 @@ CELLS: tuple[Cell, ...] = (
     ("on device", lambda row: memory(row.realised_device_bytes)),
     ("on host", lambda row: memory(row.realised_host_bytes)),
     ("RSS", lambda row: memory(row.rss_bytes)),
+    ("memory", lambda row: NONE if row.cell is Cell.UNKNOWN else row.cell.value),
+    ("of ceiling", lambda row: NONE if row.share is None else percent(round(row.share, 2))),
     ("ratio", lambda row: "1" if row.is_reference else ratio(row.contrast)),
     ("verdict", verdict_of),
     ("status", status_of),
 )
 
 
-MAY_VANISH = frozenset({"VRAM", "on device", "on host", "RSS", "load", "TTFT"})
-NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "prefill tok/s", "placement", "on device")
+MAY_VANISH = frozenset({"memory", "of ceiling", "VRAM", "on device", "on host", "RSS", "load", "TTFT"})
+NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "of ceiling", "prefill tok/s", "memory", "placement", "on device")
 WIDE = 200  # a file or a pipe has no width: nothing is left out
 NOTHING = ({NONE}, {"0 B"}, {NONE, "0 B"})
 
@@ -98,23 +102,43 @@ def _footer(comparison: Comparison) -> list[str]:
         "alone (95 %), not for comparing rows.",
     ]
     lines += [f"{row.arm}: {status_of(row)}" for row in comparison.rows if len(status_of(row)) > 90]
-    unequal = [
-        f"{each.setting} ({', '.join(f'{arm}: {value or NONE}' for arm, value in each.values.items())})"
-        for each in parity(comparison.run)
-        if each.differs
-    ]
-    mute = [each.arm for each in comparison.header.contenders if each.realised and not each.realised.settings]
-    if unequal:
-        lines.append(f"Settings that differ as read back: {'; '.join(unequal)}")
-    elif mute:
-        lines.append(f"Settings cannot be read back from {', '.join(mute)}.")
-    else:
-        lines.append("Settings as read back from the engines are equal on all arms.")
+    lines += _settings(comparison)
     lines += [f"{kind}: {'; '.join(reasons)}" for kind, reasons in not_counted(comparison)]
     if not comparison.finished:
         lines.append(unfinished(comparison, comparison.run.folder))
     lines.append(f"Run folder: {comparison.run.folder}   plan {comparison.header.plan_digest[:16]}")
     return [plain(line) for line in lines]
+
+
+def _settings(comparison: Comparison) -> list[str]:
+    """What differs and what nothing explains; where the weights lay is what arms are for, and has its columns."""
+    rows = parity(comparison.run)
+    loud = [f"{spoken(each.setting)}: {text}" for each in rows for text in each.unexplained]
+    unequal: dict[str, list[str]] = {}
+    for each in rows:
+        if each.differs and each.why and not each.unexplained and not each.is_placement:
+            reason = ASKED if each.why[0].startswith(ASKED) else each.why[0]
+            unequal.setdefault(reason, []).append(f"{spoken(each.setting)} ({_by_value(each)})")
+    lines = [f"UNEXPLAINED settings: {'; '.join(loud)}."] if loud else []
+    lines += [f"Settings that differ, {reason}: {'; '.join(named)}." for reason, named in unequal.items()]
+    told = {arm for each in rows for arm, value in each.values.items() if value is not None}
+    mute = [each.arm for each in comparison.header.contenders if each.realised and each.arm not in told]
+    if not lines and len(told) > 1:
+        lines.append("Settings as read back from the engines are equal on all arms.")
+    elif not lines and told:
+        lines.append(f"Settings as read back from {', '.join(told)} are as asked for.")
+    if mute:
+        lines.append(f"Settings cannot be read back from {', '.join(mute)}.")
+    return lines
+
+
+def _by_value(row: Parity) -> str:
+    """ "ollama 1024, llama-cpp and llama-cpp@cpu-moe 2048"."""
+    arms: dict[str, list[str]] = {}
+    for arm, value in row.values.items():
+        if value is not None:
+            arms.setdefault(value, []).append(arm)
+    return ", ".join(f"{' and '.join(named)} {value}" for value, named in arms.items())
 
 
 def changes_table(changes: Changes) -> str:

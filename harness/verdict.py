@@ -568,14 +568,14 @@ def state(
     left_out: Mapping[str, LeftOut | None] | None = None,
     aliases: Mapping[str, Contrast] | None = None,
     disturbed: int = 0,
-    moved: Mapping[str, str] | None = None,
+    doubts: Sequence[str] = (),
     margin: float = MARGIN,
 ) -> State:
     """What a run of `n` blocks may claim.
 
     `unstable`: arms of a contrast that are, and why. `left_out` and `aliases` by the name of the
     pair; aliases are arms known to be one placement. `disturbed`: loads kept although other
-    programs were busy; `moved`: arms that placed the weights differently from load to load.
+    programs were busy; `doubts`: sentences on what else should not be.
     """
     red = [f"{name} is unstable: {why}." for name, why in (unstable or {}).items()]
     amber: list[str] = []
@@ -609,7 +609,7 @@ def state(
     for name, out in (left_out or {}).items():
         if out is not None and out.range > margin:
             amber.append(f"{name} moves by {_percent(out.range)} when one pair of blocks is left out.")
-    amber += [f"{name} did not place the weights alike in all its loads: {how}." for name, how in (moved or {}).items()]
+    amber += doubts
     if disturbed:
         amber.append(f"{_count(disturbed, 'load')} ran while other programs were busy.")
     if n < FEWEST_BLOCKS and not torn:
@@ -666,7 +666,7 @@ def judge(
     unstable: Mapping[str, str] | None = None,
     aliases: Sequence[tuple[str, str]] = (),
     disturbed: int = 0,
-    moved: Mapping[str, str] | None = None,
+    doubts: Sequence[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> Judgement:
     """Judge a run from log speeds and start times, per arm and block; all arms have the same blocks.
@@ -706,7 +706,7 @@ def judge(
             if a in values and b in values
         },
         disturbed=disturbed,
-        moved={shown[label]: how for label, how in (moved or {}).items() if label in shown},
+        doubts=doubts,
         margin=margin,
     )
     return Judgement(

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from harness import baseline, record
 from harness.changes import Changes, compare_runs
+from harness.charts import words_of
 from harness.compare import Comparison, compare
 from harness.errors import RunRefused, UsageError
 from harness.find import find
 from harness.options import Options
 from harness.probe import Watch
-from harness.render import report
+from harness.render import charts, report
 from harness.run import run
 
 REPORT = "report.md"
@@ -48,15 +49,22 @@ def changes_since_baseline(comparison: Comparison) -> Changes | None:
 
 
 def write_report(folder: Path) -> Comparison:
-    """Judge a run folder and write its report into it. Raises RunRefused."""
+    """Judge a run folder and write its report and charts into it. Raises RunRefused."""
     comparison = read(folder)
-    partial = folder / f"{REPORT}.partial"  # a full disk must not cost the report that is there
-    try:
-        partial.write_text(report(comparison), encoding="utf-8")
-        partial.replace(folder / REPORT)
-    except OSError as error:
-        raise RunRefused(f"{folder / REPORT} cannot be written ({error.strerror}); make room or copy the run") from None
+    for name, text in {**charts(comparison), REPORT: report(comparison)}.items():
+        _write(folder / name, text)
     return comparison
+
+
+def _write(path: Path, text: str) -> None:
+    """A full disk must not cost what is there. Raises RunRefused."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise RunRefused(f"{path} cannot be written ({error.strerror}); make room or copy the run") from None
 
 
 def verify(folder: Path) -> list[str]:
@@ -75,6 +83,10 @@ def verify(folder: Path) -> list[str]:
     written = path.read_text(encoding="utf-8", errors="replace").splitlines()
     computed = report(compare(run)).splitlines()
     changed = difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0)
+    for name, text in charts(compare(run)).items():
+        found = (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).is_file() else ""
+        if words_of(found) != words_of(text):
+            problems.append(f"{name} is not the chart that the samples give; draw it by `llamaduel report {folder}`")
     problems += [
         f"{'the samples give' if line[0] == '+' else 'the report says'}: {line[1:]}"
         for line in list(changed)[2:]

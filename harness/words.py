@@ -21,8 +21,12 @@ NONE = "–"
 
 def plain(text: object) -> str:
     """One line without control, format and direction characters."""
+    return " ".join(_inert(text).split())
+
+
+def _inert(text: object) -> str:
     kept = (" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(text))
-    return " ".join("".join(sign for sign in kept if unicodedata.category(sign) != "Cf").split())
+    return "".join(sign for sign in kept if unicodedata.category(sign) != "Cf")
 
 
 def markdown(text: object) -> str:
@@ -36,11 +40,16 @@ def shell(command: str) -> str:
     return "\n".join(plain(line) for line in command.splitlines())
 
 
-def fenced(text: str) -> str:
-    """A block of shell that its content cannot end."""
-    inner = shell(text)
+def attribute(text: object) -> str:
+    """`plain`, for between the quotes of an HTML attribute."""
+    return plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+
+
+def fenced(text: str, language: str = "sh") -> str:
+    """A block of shell, or a drawing with `language` "text", that its content cannot end."""
+    inner = shell(text) if language == "sh" else "\n".join(map(_inert, text.splitlines()))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", inner)), default=0))
-    return f"{fence}sh\n{inner}\n{fence}"
+    return f"{fence}{language}\n{inner}\n{fence}"
 
 
 def code(text: object) -> str:

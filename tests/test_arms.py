@@ -24,6 +24,8 @@ hosts = st.from_regex(r"[a-z][a-z0-9-]{0,8}:[1-9][0-9]{0,3}", fullmatch=True)
 def value_of(knob: str) -> st.SearchStrategy[str]:
     if knob in NUMBERS:
         return st.integers(1, 10**6).map(str)
+    if knob == "depth":
+        return st.integers(0, 10**6).map(str)
     if knob in CHOICES:
         return st.sampled_from(sorted(CHOICES[knob]))
     return st.lists(hosts, min_size=1, max_size=3).map("+".join)
@@ -126,6 +128,10 @@ def test_a_misspelt_engine_is_told_the_known_ones(pair: tuple[str, str]) -> None
         ("llama-cpp,ctk=q8", "did you mean 'q8_0'?"),
         ("ollama,ollama", "arm ollama is given twice"),
         ("ollama,lm=mmap", "ollama has no knob 'lm'"),
+        ("ollama,depth=deep", "'deep' is not a number of tokens; write it like 0, 4096 or 16k"),
+        ("llama-cpp@ncmoe=4/", "ncmoe takes a whole number"),
+        ("llama-cpp,ctk=f16/q8", "did you mean 'q8_0'?"),
+        ("llama-cpp@ncmoe=4/4", "arm llama-cpp@ncmoe=4 is given twice"),
         ("llama-cpp@ncmoe=0..9/0", "at least 1"),
         ("llama-cpp@ncmoe=0..5000", f"5001 arms; at most {MOST_SWEPT}"),
     ],
@@ -154,6 +160,24 @@ def test_sweeps_multiply_and_stand_among_other_arms() -> None:
         "llama-cpp@ncmoe=4,ub=128",
         "llama-cpp@cpu",
     ]
+
+
+def test_a_list_is_an_arm_for_each_of_its_values() -> None:
+    found = parse_arms("llama-cpp@ncmoe=48/40,ctk=f16/q8_0,ollama,depth=0/4k")
+    assert list(map(str, found)) == [
+        "llama-cpp@ncmoe=48,ctk=f16",
+        "llama-cpp@ncmoe=48,ctk=q8_0",
+        "llama-cpp@ncmoe=40,ctk=f16",
+        "llama-cpp@ncmoe=40,ctk=q8_0",
+        "ollama,depth=0",
+        "ollama,depth=4096",
+    ]
+
+
+def test_a_depth_is_of_the_prompts_so_every_engine_takes_it() -> None:
+    for name in ("ollama", "llama-cpp", "openai@box"):
+        assert apply_knobs(parse_arms(f"{name},depth=16k")[0], Settings()).depth == 16384
+    assert apply_knobs(parse_arms("ollama")[0], Settings(depth=512)).depth == 512
 
 
 def test_knobs_lie_on_top_of_the_settings_of_the_run() -> None:

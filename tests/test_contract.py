@@ -27,7 +27,7 @@ def test_every_record_is_frozen_and_slotted(record: type) -> None:
 @pytest.mark.parametrize("record", [Usage, Settings], ids=lambda record: record.__name__)
 def test_what_an_engine_does_not_say_is_none(record: type) -> None:
     """Only `truncated` and lists have a value of their own; what is asked for by default is set on purpose."""
-    asked = {"context", "batch", "ubatch", "flash_attention", "kv_k", "kv_v", "rpc", "truncated"}
+    asked = {"context", "batch", "ubatch", "flash_attention", "kv_k", "kv_v", "rpc", "truncated", "depth"}
     for field in dataclasses.fields(record):
         assert field.name in asked or field.default is None
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from backends import embedded_server, llama_cpp, stand_in
+from backends import embedded_server, llama_cpp, ollama, stand_in
 from backends.llama_cpp import LlamaCpp, LlamaSession, arguments
 from backends.llama_http import GREEDY, read_line
 from harness import model as models
@@ -35,7 +35,7 @@ from harness.testing.script import Script
 
 MIB = 1024 * 1024
 NOTHING = Settings(context=None, batch=None, ubatch=None, flash_attention=None, kv_k=None, kv_v=None)
-ALWAYS = "-np 1 --cache-ram 0 --no-webui --offline"
+ALWAYS = "-np 1 --no-webui --offline"
 MODEL = Path("model.gguf")
 HAS_WHEEL = importlib.util.find_spec("xllamacpp") is not None
 
@@ -67,8 +67,8 @@ def test_a_placement_is_a_few_words_of_argv(placement: str, argv: str) -> None:
 
 
 def test_settings_are_passed_where_they_are_set_and_left_out_where_they_are_not() -> None:
-    assert words("", Settings(threads=3, load_mode="none")) == (
-        "-m model.gguf -c 4096 -b 512 -ub 512 -t 3 -fa on -ctk f16 -ctv f16 --load-mode none …"
+    assert words("", Settings(threads=3, load_mode="none", prompt_cache="off")) == (
+        "-m model.gguf -c 4096 -b 512 -ub 512 -t 3 -fa on -ctk f16 -ctv f16 --load-mode none … --cache-ram 0"
     )
 
 
@@ -103,8 +103,8 @@ def test_an_older_build_gets_its_own_spelling_of_the_load_mode(load_mode: str, o
 
 
 def test_what_a_build_does_not_take_is_left_out_and_said() -> None:
-    flags = CURRENT - {"-fit", "--cache-ram", "--no-webui"} | {"--no-ui"}
-    argv, notes = arguments(MODEL, Placement("ngl", 5), NOTHING, flags)
+    flags = CURRENT - {"-fit", "--no-webui"} | {"--no-ui"}
+    argv, notes = arguments(MODEL, Placement("ngl", 5), dataclasses.replace(NOTHING, prompt_cache="off"), flags)
     assert shlex.join(argv) == "-m model.gguf -ngl 5 -np 1 --no-ui --offline"
     assert notes == ("this build has no --cache-ram",)
 
@@ -327,12 +327,10 @@ def test_a_binary_for_another_cpu_is_named_as_that(bare: Path) -> None:
 def test_a_stand_in_takes_the_first_engine_that_can_do_rpc(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program(bare / "llama-server", flags="-ngl N")
-    with pytest.raises(Unavailable, match="llamaduel engines install llama-cpp"):
-        LlamaCpp().find({"stand-in": "1"})
+    without = program(bare / "llama-server", flags="-ngl N")
+    assert LlamaCpp().find({"stand-in": "1"}).path == without, "it is all there is"
     able = cached(monkeypatch, program(tmp_path / "cached" / "llama-server"))
-    with pytest.raises(Unavailable, match="llamaduel engines install llama-cpp"):
-        LlamaCpp().find({"stand-in": "1"})  # its RPC server is not beside it
+    assert LlamaCpp().find({"stand-in": "1"}).path == without, "the RPC server of the other is not beside it"
     program(able.with_name("ggml-rpc-server"))
     assert LlamaCpp().find({"stand-in": "1"}).path == able
     assert LlamaCpp().find({}).path == bare / "llama-server"
@@ -344,9 +342,7 @@ def test_the_command_can_be_pasted_and_holds_no_key_and_no_port(bare: Path) -> N
     backend.find({})
     file = ModelFile(Path("/with space/m.gguf"), (), "", 0, "", "")
     line = backend.command(backend.parse("llama-cpp@ncmoe=3"), file, NOTHING)
-    assert line == (
-        "llama-server -m '/with space/m.gguf' -fit off -ngl 999 --n-cpu-moe 3 -np 1 --cache-ram 0 --offline"
-    )
+    assert line == ("llama-server -m '/with space/m.gguf' -fit off -ngl 999 --n-cpu-moe 3 -np 1 --offline")
 
 
 def test_the_command_for_a_stand_in_starts_it_first(bare: Path) -> None:
@@ -564,13 +560,46 @@ def test_a_load_without_end_is_given_up_and_leaves_nothing(
     assert not our_processes()
 
 
-def test_an_engine_without_rpc_takes_neither_hosts_nor_a_stand_in(
-    bare: Path, model: models.Model, tmp_path: Path
-) -> None:
+def test_a_build_with_rpc_but_no_rpc_server_says_how_to_get_one(bare: Path) -> None:
+    program(bare / "llama-server")
+    with pytest.raises(Unavailable, match=r"no ggml-rpc-server beside it; run `llamaduel engines install llama-cpp`"):
+        LlamaCpp().find({"stand-in": "1"})
+
+
+def test_an_engine_without_rpc_takes_no_hosts(bare: Path, model: models.Model, tmp_path: Path) -> None:
     program(bare / "llama-server", flags="-ngl N")
-    for arm, more in (("llama-cpp,rpc=127.0.0.1:1", {}), ("llama-cpp", {"stand_in_bytes": 1 << 30})):
-        with pytest.raises(Unavailable, match="no RPC"), opened({}, model.file, arm, tmp_path / "log", **more):
-            pass
+    with (
+        pytest.raises(Unavailable, match="no RPC"),
+        opened({}, model.file, "llama-cpp,rpc=127.0.0.1:1", tmp_path / "log"),
+    ):
+        pass
+
+
+def test_an_engine_without_rpc_is_told_of_no_stand_in(bare: Path) -> None:
+    program(bare / "llama-server", flags="-m\n-ngl N")
+    backend = LlamaCpp()
+    backend.find({"stand-in": "1"})
+    file = ModelFile(Path("m.gguf"), (), "", 0, "", "")
+    line = backend.command(Arm("llama-cpp"), file, dataclasses.replace(NOTHING, stand_in_bytes=4 << 30))
+    assert line == "llama-server -m m.gguf"
+
+
+def test_ollama_takes_no_runner_without_rpc_for_a_stand_in(bare: Path) -> None:
+    program(bare / "llama-server", flags="-ngl N")
+    with pytest.raises(Unavailable, match=r"b11434 has no RPC; run `llamaduel engines install llama-cpp`"):
+        ollama._other_runner({"stand-in": "1"})
+    assert ollama._other_runner({}).path == bare / "llama-server"
+
+
+@pytest.mark.engine
+def test_an_engine_without_rpc_runs_without_the_stand_in_and_says_so(model: models.Model, tmp_path: Path) -> None:
+    pytest.importorskip("xllamacpp", reason="the embedded engine is an optional extra")
+    with opened(EMBEDDED, model.file, "llama-cpp@ngl=99", tmp_path / "log", stand_in_bytes=1 << 30) as session:
+        realised = session.realised()
+    assert realised.buffers is not None
+    assert all(buffer.on_host for buffer in realised.buffers)
+    assert llama_cpp.NO_RPC in realised.notes
+    assert "--rpc" not in realised.argv
 
 
 # ── real engines ────────────────────────────────────────────────────────────────────────────
@@ -587,6 +616,8 @@ def full() -> dict[str, str]:
         engine = LlamaCpp().find(hints | {"stand-in": "1"})
     except Unavailable as error:
         pytest.skip(f"needs a full llama.cpp with RPC: {error}")
+    if not engine.rpc:
+        pytest.skip(f"needs a full llama.cpp with RPC, and {engine} has none")
     return {"llama-server": str(engine.path)}
 
 

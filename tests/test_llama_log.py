@@ -115,7 +115,140 @@ def test_effective_settings_are_read_in_the_words_of_our_own_settings() -> None:
         "load_mode": "none",
         "slots": "1",
         "kv_unified": "false",
+        "prompt_cache": "off",
+        "checkpoints": "32",
+        "samplers": "top-k → temp-ext → greedy",
     }
+
+
+MATCHED = {
+    "context": "1024",
+    "batch": "512",
+    "ubatch": "512",
+    "threads": "1",
+    "flash_attention": "on",
+    "kv_k": "f16",
+    "kv_v": "f16",
+    "load_mode": "none",
+    "slots": "1",
+    "kv_unified": "false",
+    "prompt_cache": "off",
+    "temperature": "0",
+    "top_k": "40",
+    "top_p": "1",
+    "min_p": "0",
+    "penalties": "off",
+}
+
+
+@pytest.mark.parametrize(
+    ("log", "changed"),
+    [
+        ("llama-wheel-b9538.log", {}),
+        ("llama-wheel-b10566.log", {"load_mode": "mmap"}),  # its wheel was not told
+        ("llama-embedded-b11549-matched.log", {}),
+        ("llama-full-b11434-stand-in-cpu-moe.log", {"flash_attention": "off", "build": "b11434"}),
+        ("ollama-0.32.15-embedded-matched.log", {}),
+        ("ollama-0.32.15-stand-in-cpu-moe.log", {"flash_attention": "off", "build": "b11434"}),
+    ],
+)
+def test_builds_of_half_a_year_are_read_alike(log: str, changed: dict[str, str]) -> None:
+    settings = llama_log.read_load(recorded(log)).settings
+    assert {name: settings.get(name) for name in MATCHED | changed} == MATCHED | changed
+
+
+def test_the_sampler_is_that_of_the_last_request_and_lists_what_acts() -> None:
+    first = recorded("llama-full-b11434-jsonl.log")  # one request, some of its samplers by default
+    settings = llama_log.read_load(first).settings
+    assert settings["samplers"] == "top-k → top-p → min-p → temp-ext → dist"
+    assert (settings["top_p"], settings["min_p"]) == ("0.95", "0.05")
+    later = [
+        "slot launch_slot_: id  0 | task -1 | sampler chain: logits -> penalties -> ?dry -> top-k -> temp-ext -> dist ",
+        "\trepeat_last_n = 64, repeat_penalty = 1.100, frequency_penalty = 0.000, presence_penalty = 0.500",
+        "\ttop_k = 20, top_p = 0.900, min_p = 0.000, typical_p = 1.000, top_n_sigma = -1.000, temp = 0.800",
+    ]
+    settings = llama_log.read_load([*first, *later]).settings
+    assert settings["samplers"] == "penalties → top-k → temp-ext → dist"
+    assert settings["penalties"] == "repeat 1.1 over 64, presence 0.5"
+    assert (settings["temperature"], settings["top_k"]) == ("0.8", "20")
+
+
+def test_parameters_of_a_slot_are_put_in_the_words_of_the_log() -> None:
+    told = {"seed": 1, "temperature": 0.0, "top_k": 40, "top_p": 0.949999988079071, "min_p": 0.05, "repeat_penalty": 1}
+    assert llama_log.sampling(told) == {
+        "seed": "1", "temperature": "0", "top_k": "40", "top_p": "0.95", "min_p": "0.05", "penalties": "off",
+    }  # fmt: skip
+    assert llama_log.sampling({}) == {}, "what is not told stays unknown"
+
+
+# Written by hand after builds that no wheel has: older spellings of lines that are recorded above.
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("build: 9453 (0123abc) with cc (Debian 12.2.0-14) 12.2.0 for x86_64-linux-gnu", "build", "b9453"),
+        ("srv          init: build_info: b9538-0123abc", "build", "b9538"),
+        ("load_tensors: loading model tensors, this can take a while... (mmap = true)", "load_mode", "mmap"),
+        (
+            "load_tensors: loading model tensors, this can take a while... (mmap = false, direct_io = true)",
+            "load_mode",
+            "dio",
+        ),
+        ("llama_context: flash_attn    = 1", "flash_attention", "on"),
+        ("srv          load_model: prompt cache is enabled, size limit: no limit", "prompt_cache", "no limit"),
+    ],
+)
+def test_older_spellings_are_read(line: str, name: str, value: str) -> None:
+    assert llama_log.read_load([line]).settings == {name: value}
+
+
+def test_a_build_without_a_number_is_unknown() -> None:
+    assert "build" not in llama_log.read_load(recorded("llama-wheel-b9538.log")).settings
+
+
+@pytest.mark.parametrize(
+    ("log", "argv", "environment", "who"),
+    [
+        ("llama-full-b11434-stand-in-fit.log", "llama-server -fitt 0", {}, "engine's fit"),
+        ("ollama-0.32.15-stand-in-64mib.log", "llama-server -c 1024", {}, "engine's fit"),
+        ("llama-full-b11434-stand-in-cpu-moe.log", "llama-server -fit off -ngl 999 --cpu-moe", {}, "user"),
+        ("ollama-0.32.15-stand-in-cpu-moe.log", "llama-server -c 1024", {"LLAMA_ARG_CPU_MOE": "1"}, "user"),
+        ("llama-full-b11434-stand-in-fit.log", "llama-server -ngl 20", {}, "user"),  # fit is left the rest at most
+        ("llama-full-b11434-cpu.log", "llama-server -c 2048", {}, None),  # it does not speak of fit
+    ],
+)
+def test_who_placed_the_weights_is_proven_by_flags_or_by_the_log(
+    log: str, argv: str, environment: dict[str, str], who: str | None
+) -> None:
+    assert llama_log.placed_by(llama_log.read_load(recorded(log)), argv.split(), environment) == who
+
+
+def test_a_fit_that_gave_up_placed_nothing() -> None:
+    line = "common_fit_params: failed to fit params to free device memory: not enough, abort"
+    load = llama_log.read_load([line])
+    assert (load.fitted, llama_log.placed_by(load, (), {})) == (False, None)
+
+
+def test_layers_offloaded_are_a_claim_that_buffers_belie() -> None:
+    load = llama_log.read_load(recorded("llama-full-b11434-stand-in-cpu-moe.log"))
+    assert llama_log.claim(load) == {"claim": "its log: 19 of 19 layers on the GPU", "claimed_device_share": 1.0}
+    assert sizes(load)["CPU_REPACK", "weights"] > sizes(load)["RPC0", "weights"]
+    assert llama_log.claim(llama_log.read_load(recorded("llama-wheel-b9538.log"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "named"),
+    [
+        ({"context": 1000}, {"context": "1024"}, {"context"}),
+        ({"context": 1024}, {"context": "512"}, set()),  # that is no rounding
+        ({"context": 512, "batch": 2048}, {"context": "512", "batch": "512"}, {"batch"}),
+        ({"batch": 256, "ubatch": 512}, {"batch": "256", "ubatch": "256"}, {"ubatch"}),
+        ({"batch": 512}, {"context": "1024", "batch": "256"}, set()),
+    ],
+)
+def test_what_llama_cpp_makes_of_a_number_is_explained_only_by_its_rules(
+    asked: dict[str, int | None], told: dict[str, str], named: set[str]
+) -> None:
+    assert set(llama_log.limits(asked, told)) == named
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import header, model, process, synth
+from harness import arms, header, model, process, synth
 from harness.errors import ModelError
 from harness.model import Memory
 
@@ -115,6 +115,13 @@ def test_a_header_reads_as_the_formats_own_package_reads_it(tiny: Path) -> None:
             if isinstance(got, list)
             else got == wanted
         )
+
+
+@pytest.mark.parametrize("kind", sorted(arms.CHOICES["ctk"] | arms.CHOICES["ctv"]))
+def test_the_types_of_a_cache_have_the_sizes_of_the_formats_own_package(kind: str) -> None:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    assert header.block_of(kind) == GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]]
 
 
 def test_a_type_that_is_newer_than_the_package_has_the_size_of_its_span(tmp_path: Path) -> None:
@@ -553,6 +560,41 @@ def test_openers_of_a_sentencepiece_vocabulary_begin_with_its_space(tmp_path: Pa
     assert model.load(path, hashed=False).openers == ("Dog",)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("token_embd.weight", "embedding"),
+        ("per_layer_token_embd.weight", "embedding"),
+        ("output.weight", "head"),
+        ("output_norm.weight", "other"),
+        ("rope_freqs.weight", "other"),
+        ("blk.1.attn_norm.weight", "other"),
+        ("blk.1.attn_q_norm.weight", "other"),
+        ("blk.1.ssm_norm.weight", "other"),
+        ("blk.1.attn_q.bias", "attention"),
+        ("blk.1.attn_kv_a_mqa.weight", "attention"),
+        ("blk.1.attn_sinks.weight", "attention"),
+        ("blk.1.ssm_a", "attention"),
+        ("blk.1.time_mix_key.weight", "attention"),
+        ("blk.1.shortconv.conv.weight", "attention"),
+        ("blk.1.ffn_gate_inp.weight", "other"),
+        ("blk.1.ffn_gate_inp_shexp.weight", "other"),
+        ("blk.1.exp_probs_b.bias", "other"),
+        ("blk.1.ffn_gate_up_exps.weight", "routed_experts"),
+        ("blk.1.ffn_down_exps.bias", "routed_experts"),
+        ("blk.1.ffn_down_shexp.weight", "shared_experts"),
+        ("blk.1.ffn_down.weight", "dense_ffn"),
+        ("blk.2.ffn_down_exps.weight", "mtp"),
+        ("blk.2.nextn.enorm.weight", "mtp"),
+    ],
+)
+def test_every_tensor_is_for_one_thing(name: str, kind: str, tmp_path: Path) -> None:
+    keys = {**SMALL, "block_count": 3, "nextn_predict_layers": 1}
+    found = facts(tmp_path, "glm4moe", keys, {**SMALL_TENSORS, name: (32,)})
+    assert {each.name: found.class_of(each) for each in found.tensors}[name] == kind
+    assert kind in model.CLASSES
+
+
 # ── memory of the context ───────────────────────────────────────────────────────────────────
 
 HEADS = {"embedding_length": 64, "attention.head_count": 8, "attention.key_length": 16, "attention.value_length": 16}
@@ -683,3 +725,27 @@ def test_memory_of_sparse_attention_is_unknown(tmp_path: Path) -> None:
     found = facts(tmp_path, "glm-dsa", {**HEADS, "block_count": 1}, attending(1, "indexer.k_norm"))
     assert found.memory is None
     assert found.memory_bytes(4096) is None
+    assert (found.memory_bytes_per_token(), found.states_bytes, found.attention) == (None, None, None)
+
+
+def test_layers_are_counted_by_what_they_remember(tmp_path: Path) -> None:
+    keys = {
+        **HEADS,
+        "block_count": 6,
+        "attention.sliding_window": 300,
+        "attention.sliding_window_pattern": [True, True, False, False, False, False],
+        "attention.shared_kv_layers": 1,
+        "ssm.conv_kernel": 2,
+        "ssm.inner_size": 8,
+        "ssm.state_size": 4,
+    }
+    attends = {name: shape for name, shape in attending(6).items() if not name.startswith("blk.3")}
+    tensors: Tensors = {**attends, "blk.3.ssm_in.weight": (1,), "blk.4.ssm_in.weight": (1,)}
+    found = facts(tmp_path, "x-gemma4", keys, tensors)
+    assert found.attention == model.Attention(full=2, window=2, latent=0, recurrent=2, none=1, window_tokens=300)
+    assert found.states_bytes == 2 * 4 * (8 + 32)
+    assert found.memory_bytes_per_token() == 2 * 2 * 128 * 2, "keys and values of two full layers"
+    longer, shorter = found.memory_bytes(4096), found.memory_bytes(2048)
+    assert longer is not None
+    assert shorter is not None
+    assert sum(longer) - sum(shorter) == 2048 * (found.memory_bytes_per_token() or 0)

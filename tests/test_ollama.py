@@ -86,7 +86,7 @@ def test_two_values_for_what_ollama_has_one_of_are_a_usage_error(text: str) -> N
 
 @pytest.mark.parametrize("text", ["ollama,lm=mmap", "ollama,rpc=a:1", "ollama,ngl=3"])
 def test_a_knob_that_ollama_does_not_have_names_those_it_has(text: str) -> None:
-    with pytest.raises(UsageError, match="known: b, c, ctk, ctv, fa, t, ub"):
+    with pytest.raises(UsageError, match="known: b, c, ctk, ctv, depth, fa, t, ub"):
         Ollama().parse(text)
 
 

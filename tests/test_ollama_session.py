@@ -141,6 +141,33 @@ def test_buffers_and_settings_of_the_runner_come_from_the_log() -> None:
     ]
 
 
+def test_experts_on_the_cpu_are_seen_in_the_buffers_alone() -> None:
+    realised = session(log=DATA / "ollama-0.32.15-stand-in-cpu-moe.log").realised()
+    assert realised.buffers is not None
+    weights = {buffer.device: round(buffer.bytes / 2**20, 2) for buffer in realised.buffers if buffer.kind == "weights"}
+    assert weights == {"RPC0": 19.04, "CPU": 25.28, "CPU_REPACK": 50.62}
+
+
+def test_what_it_asks_for_by_itself_is_told_in_the_words_that_are_read_back() -> None:
+    realised = session(log=DATA / "ollama-0.32.15-stand-in-cpu-moe.log", options={"num_thread": 1}).realised()
+    read_back = {name: realised.settings.get(name) for name in realised.asked if name not in ("seed", "context_shift")}
+    assert read_back == {name: realised.asked[name] for name in read_back}
+    assert read_back["temperature"] == "0"
+    assert realised.asked["seed"] == "1"
+    assert "seed" not in realised.settings, "its log does not tell it"
+
+
+def test_flags_that_ollama_chose_by_itself_are_its_own_words() -> None:
+    argv = "llama-server -c 32768 --flash-attn off -b 1024 -ub 1024"
+    opened = session(log=DATA / "ollama-0.32.15-stand-in-stock.log", options={"num_batch": 1024})
+    opened._argv = tuple(argv.split())
+    explained = opened.realised().explained
+    assert explained["context"] == "Ollama passes -c 32768 by itself, for 23.5 GiB of card memory"
+    assert explained["flash_attention"] == "Ollama passes --flash-attn off by itself"
+    assert "batch" not in explained, "it was asked for"
+    assert "threads" not in explained, "there is no such flag"
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "words"),
     [

@@ -10,13 +10,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import ExpertGatingFuncType, GGUFWriter
+from pydantic import TypeAdapter
 
 from harness import header, placement, synth
 from harness import model as models
+from harness.arms import parse_arms
 from harness.contract import Arm, Buffer, Engine, ModelFile, Placement, Realised, Settings
 from harness.errors import Unavailable
 from harness.model import Memory, Model, Tensor
-from harness.placement import Cell, Predicted, aliases, describe, fits, is_noop, judge, predict, refusal
+from harness.placement import (
+    Cell,
+    Fit,
+    Predicted,
+    aliases,
+    cross_check,
+    describe,
+    equal_in_words,
+    fits,
+    is_noop,
+    judge,
+    predict,
+    refusal,
+    sits,
+)
 from harness.registry import backend
 
 MIB = 1 << 20
@@ -315,6 +331,111 @@ def test_crossings_between_host_and_device_are_counted_along_the_token() -> None
     assert sure(model, ncmoe(1)).crossings == 2 + 2
 
 
+# ── context memory and compute buffers ──────────────────────────────────────────────────────
+
+
+def test_weights_and_context_memory_can_be_told_apart() -> None:
+    found = sure(make(memory=[Memory(keys=128, values=64)] * 4), ngl(3))
+    layer_kv = (128 + 64) * 2 * 1024
+
+    assert (found.host_memory_bytes, found.device_memory_bytes) == (2 * layer_kv, 2 * layer_kv)
+    assert found.device_bytes == found.device_weights_bytes + 2 * layer_kv
+
+
+def test_a_context_left_to_the_engine_leaves_memory_and_compute_unknown() -> None:
+    found = sure(make(), ngl(99), dataclasses.replace(SETTINGS, context=None))
+
+    assert (found.host_memory_bytes, found.device_memory_bytes, found.compute_bytes) == (None, None, None)
+
+
+def test_without_a_device_nothing_is_computed_on_one() -> None:
+    assert sure(make(), ngl(99), device=False).compute_bytes == 0
+    assert sure(make(), CPU).compute_bytes == 0
+
+
+def test_a_run_written_before_compute_buffers_were_predicted_still_reads() -> None:
+    old = dataclasses.asdict(TEN)
+    del old["compute_bytes"]
+
+    assert TypeAdapter(Predicted).validate_python(old) == TEN
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The shape of reports/2026-11-30-find-on-12-gib: 45 layers of Qwen3-30B-A3B. No weights."""
+    folder = tmp_path_factory.mktemp("published")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        shape = dataclasses.replace(synth.SHAPES["qwen3-30b-a3b"], layers=45)
+        return models.load(synth.write(folder / "m.gguf", shape, header_only=True))
+
+
+@pytest.mark.parametrize("number", [14, 15, 16, 17, 19, 45])
+def test_the_compute_buffer_of_a_real_card_is_about_what_it_was(published: Model, number: int) -> None:
+    """As the engine told it in that run, for every N: one layer's largest expert weights are copied into it."""
+    seen = 232_270_070
+
+    assert sure(published, ncmoe(number), Settings(threads=15)).compute_bytes == pytest.approx(seen, rel=0.02)
+
+
+# Compute buffers in MiB that llama.cpp b11434 reserved on a device behind RPC for these widths; 16 or 4 experts.
+WIDE = {"layers": 2, "embedding": 2048, "heads": 32, "heads_kv": 8, "head_dim": 128, "ff": 6144}
+SEEN = [
+    ("tiny", {"layers": 3}, 4096, 512, "on", ngl(99), 12.01),
+    ("tiny", {"layers": 3}, 4096, 512, "on", CPU_MOE, 8.01),
+    ("tiny", {"layers": 3}, 4096, 2048, "off", ngl(99), 172.04),
+    ("tiny-dense", WIDE, 4096, 512, "on", ngl(99), 56.01),
+    ("tiny-dense", WIDE, 32768, 512, "off", ngl(99), 2148.01),
+    ("qwen3-30b-a3b", {"layers": 2}, 4096, 2048, "on", ngl(99), 352.05),
+    ("qwen3-30b-a3b", {"layers": 2}, 32768, 512, "on", CPU_MOE, 80.01),
+    ("qwen3-30b-a3b", {"layers": 2}, 4096, 512, "off", CPU_MOE, 298.01),
+    ("qwen3-30b-a3b", {"layers": 2}, 4096, 512, "on", ngl(2), 44.03),
+    ("qwen3.5-35b-a3b", {"layers": 4}, 4096, 512, "on", ngl(99), 76.02),
+    ("qwen3.5-35b-a3b", {"layers": 4}, 4096, 512, "off", ngl(99), 178.02),
+    ("olmoe-7b-a1b", {"layers": 2}, 4096, 512, "on", ngl(99), 68.01),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "context", "ubatch", "flash", "where", "mib"), SEEN, ids=lambda value: str(value)[:20]
+)
+def test_a_compute_buffer_is_predicted_to_a_quarter(
+    name: str,
+    changes: dict[str, int],
+    context: int,
+    ubatch: int,
+    flash: str,
+    where: Placement,
+    mib: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = dataclasses.replace(synth.SHAPES[name], vocab=4096, **changes)  # type: ignore[arg-type]
+    model = models.load(synth.write(tmp_path / "m.gguf", shape, header_only=True))
+    settings = Settings(context=context, batch=ubatch, ubatch=ubatch, flash_attention=flash, stand_in_bytes=1 << 40)
+
+    assert sure(model, where, settings).compute_bytes == pytest.approx(mib * MIB, rel=0.25)
+
+
+def test_only_a_real_device_takes_over_the_products_of_host_layers(published: Model) -> None:
+    local, remote = (Settings(), Settings(stand_in_bytes=1 << 40))
+
+    assert sure(published, ngl(0), remote).compute_bytes == 0
+    assert (sure(published, ngl(0), local).compute_bytes or 0) > 150 * MIB
+    assert sure(published, ngl(0), dataclasses.replace(local, ubatch=16)).compute_bytes == 0
+
+
+def test_a_compute_buffer_that_nothing_is_known_of_is_unknown() -> None:
+    """Scores need the number of heads, which these tensors do not tell."""
+    model = make(memory=[Memory(keys=128, values=64)] * 4)
+    settings = dataclasses.replace(SETTINGS, flash_attention="off")
+
+    assert model.heads is None
+    assert sure(model, ngl(99), settings).compute_bytes is None
+    assert sure(model, ngl(99), settings).device_bytes is not None
+
+
 # ── equal placements ────────────────────────────────────────────────────────────────────────
 
 
@@ -427,6 +548,89 @@ def test_without_a_gpu_there_is_one_placement() -> None:
     }
 
 
+# ── one placement by several names ──────────────────────────────────────────────────────────
+
+
+def alias_texts(model: Model, texts: Iterable[str], device: bool = True) -> dict[str, str]:
+    """What `aliases` finds among these arms, as texts."""
+    arms = [arm for text in texts for arm in parse_arms(text)]
+    found = aliases((arm, predict(model, arm.placement, SETTINGS, device)) for arm in arms)
+    return {str(arm): str(first) for arm, first in found.items()}
+
+
+def test_a_placement_by_several_names_is_one_sentence(article: Model) -> None:
+    found = alias_texts(article, ["llama-cpp@ncmoe=48", "llama-cpp@ncmoe=44", "llama-cpp@ncmoe=40"])
+
+    assert equal_in_words(article, found, device=True) == (
+        "this model has 40 layers: ncmoe=48, ncmoe=44 and ncmoe=40 are one placement, all experts on the CPU",
+    )
+
+
+def test_cpu_moe_is_named_among_the_equal(article: Model) -> None:
+    found = alias_texts(article, ["llama-cpp@cpu-moe", "llama-cpp@ncmoe=40", "llama-cpp@ncmoe=36"])
+
+    assert equal_in_words(article, found, device=True) == (
+        "this model has 40 layers: cpu-moe and ncmoe=40 are one placement, all experts on the CPU",
+    )
+
+
+def test_expert_layers_are_named_where_they_are_fewer_than_layers() -> None:
+    model = make(dense_first=1)
+    found = alias_texts(model, ["llama-cpp@ncmoe=0..1", "llama-cpp@ngl=99"])
+
+    assert equal_in_words(model, found, device=True) == (
+        "this model has 3 expert layers of 4 layers: ncmoe=0, ncmoe=1 and ngl=99 are one placement, "
+        "all layers on the GPU",
+    )
+
+
+def test_numbers_of_layers_beyond_the_model_are_one_placement() -> None:
+    model = make()
+    found = alias_texts(model, ["llama-cpp@ngl=99", "llama-cpp@ngl=5", "llama-cpp@ngl=3"])
+
+    assert equal_in_words(model, found, device=True) == (
+        "this model has 4 layers: ngl=99 and ngl=5 are one placement, all layers on the GPU",
+    )
+
+
+def test_a_model_without_experts_says_that_their_place_is_no_matter() -> None:
+    model = make(dense_first=4)
+    found = alias_texts(model, ["llama-cpp@cpu-moe", "llama-cpp@ngl=99"])
+
+    assert equal_in_words(model, found, device=True) == (
+        "this model has no experts: cpu-moe and ngl=99 are one placement, all layers on the GPU",
+    )
+
+
+def test_without_a_device_the_sentence_says_so() -> None:
+    model = make()
+    found = alias_texts(model, ["llama-cpp", "llama-cpp@ngl=99", "llama-cpp@cpu-moe"], device=False)
+
+    assert equal_in_words(model, found, device=False) == ("no GPU: llama-cpp, ngl=99 and cpu-moe are one placement",)
+
+
+def test_a_long_list_of_names_is_shortened_and_knobs_are_told() -> None:
+    model = make()
+    found = alias_texts(model, ["llama-cpp@ncmoe=4..40,ub=64"])
+
+    assert equal_in_words(model, found, device=True) == (
+        "this model has 4 layers: ncmoe=4, ncmoe=5, … and ncmoe=40 are one placement (with ub=64), "
+        "all experts on the CPU",
+    )
+
+
+def test_two_engines_with_the_same_names_need_one_sentence() -> None:
+    model = make()
+    found = alias_texts(model, [f"{engine}@ncmoe={number}" for engine in ("llama-cpp", "ollama") for number in (4, 5)])
+
+    assert len(found) == 2
+    assert len(equal_in_words(model, found, device=True)) == 1
+
+
+def test_where_all_placements_differ_there_is_nothing_to_say() -> None:
+    assert equal_in_words(make(), {}, device=True) == ()
+
+
 # ── does it fit ─────────────────────────────────────────────────────────────────────────────
 
 GIB = 1 << 30
@@ -468,6 +672,76 @@ def test_what_was_not_predicted_is_unknown_and_a_host_placement_is_never_tight()
 
     assert fits(None, 16 * GIB) is Cell.UNKNOWN
     assert fits(on_host, 64 * MIB) is Cell.FITS
+
+
+def test_what_loaded_although_it_needs_more_than_there_is_has_spilled() -> None:
+    assert sits(TEN, int(9.5 * GIB), loaded=True) == Fit(
+        Cell.SPILLED, "it needs 10.0 GiB of 9.50 GiB of device memory, so the rest lies on the host", "device"
+    )
+
+
+def test_what_fits_has_no_reason() -> None:
+    assert sits(TEN, 16 * GIB, loaded=True, free_bytes=5 * GIB, major_faults=5, swap_growth_bytes=0) == Fit(Cell.FITS)
+
+
+def test_a_device_that_is_full_after_the_load_is_tight_also_where_the_engine_chose() -> None:
+    assert sits(None, 16 * GIB, loaded=True, free_bytes=100 * MIB) == Fit(
+        Cell.TIGHT, "only 100 MiB of the device were left after the load", "device"
+    )
+    assert sits(None, 16 * GIB, loaded=True, free_bytes=2 * GIB).cell is Cell.UNKNOWN
+
+
+def test_a_speed_below_the_floor_is_a_spill_only_on_a_nearly_full_device() -> None:
+    full = sits(TEN, 16 * GIB, loaded=True, free_bytes=900 * MIB, too_slow=True)
+
+    assert full.cell is Cell.SPILLED
+    assert (
+        full.why == "it is slower than this memory can be, with 900 MiB of the device left: a part lies in host memory"
+    )
+    assert sits(TEN, 16 * GIB, loaded=True, free_bytes=2 * GIB, too_slow=True).cell is Cell.FITS
+    assert sits(TEN, int(10.5 * GIB), loaded=True, too_slow=True).cell is Cell.SPILLED
+
+
+def test_the_first_faults_of_a_cold_file_are_no_spill() -> None:
+    """2 GiB on the host: 32768 reads of 64 KiB bring it in."""
+    assert sits(TEN, 16 * GIB, loaded=True, major_faults=32_768).cell is Cell.FITS
+
+    again = sits(TEN, 16 * GIB, loaded=True, major_faults=32_769)
+    assert (again.cell, again.side) == (Cell.SPILLED, "host")
+    assert again.why == (
+        "its processes waited 32769 times for the disk, more than reading the 2.00 GiB of the host once takes: "
+        "host memory is full"
+    )
+
+
+def test_a_small_host_part_may_fault_for_programs_and_libraries() -> None:
+    small = dataclasses.replace(TEN, host_bytes=MIB, host_weights_bytes=MIB)
+
+    assert sits(small, 16 * GIB, loaded=True, major_faults=4096).cell is Cell.FITS
+    assert sits(small, 16 * GIB, loaded=True, major_faults=4097).cell is Cell.SPILLED
+
+
+def test_swap_that_grows_by_more_than_idle_memory_is_a_spill_of_the_host() -> None:
+    assert sits(TEN, 16 * GIB, loaded=True, swap_growth_bytes=255 * MIB).cell is Cell.FITS
+    assert sits(TEN, 16 * GIB, loaded=True, swap_growth_bytes=256 * MIB) == Fit(
+        Cell.SPILLED, "swap grew by 256 MiB during the load: host memory is full", "host"
+    )
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        sits(None, 16 * GIB),
+        sits(TEN, None),
+        sits(TEN, 8 * GIB),
+        sits(TEN, 16 * GIB, loaded=False),
+        sits(TEN, int(10.5 * GIB)),
+    ],
+    ids=lambda fit: str(fit.why),
+)
+def test_a_cell_that_does_not_simply_fit_has_a_reason(fit: Fit) -> None:
+    assert fit.cell is not Cell.FITS
+    assert fit.why
 
 
 def test_a_device_that_never_refuses_is_refused_for() -> None:
@@ -551,6 +825,62 @@ def test_an_unknown_context_is_judged_by_the_weights_alone() -> None:
     assert judge(unknown, buffers(5 * GIB, 0)) is not None
 
 
+# of the published run on a card of 12 GiB: llama-cpp@ncmoe=19, by its log, by NVML and by the system
+ON_CARD = (
+    Buffer("CPU_Mapped", "weights", 7_807_812_239, on_host=True),
+    Buffer("CUDA0", "compute", 232_270_070, on_host=False),
+    Buffer("CUDA0", "kv", 377_487_360, on_host=False),
+    Buffer("CUDA0", "weights", 10_370_259_354, on_host=False),
+    Buffer("CUDA_Host", "compute", 20_992_492, on_host=True),
+    Buffer("CUDA_Host", "output", 608_174, on_host=True),
+)
+
+
+def test_what_the_driver_takes_for_itself_is_no_contradiction() -> None:
+    assert cross_check(realised(ON_CARD), 11_716_329_472, 17_959_215_104) is None
+
+
+def test_device_memory_that_did_not_grow_by_the_buffers_is_told() -> None:
+    assert cross_check(realised(ON_CARD), 5 * GIB, None) == (
+        "device memory grew by 5.00 GiB while the engine tells of 10.2 GiB there: a part of it is not on the device"
+    )
+
+
+def test_device_memory_that_grew_by_far_more_is_told() -> None:
+    said = cross_check(realised(ON_CARD), 21 * GIB, None)
+
+    assert said is not None
+    assert said.endswith("something else took device memory too, or the engine keeps a copy")
+    assert cross_check(realised(()), 5 * GIB, None), "an engine without a buffer there"
+
+
+def test_processes_that_hold_less_than_their_host_buffers_are_told() -> None:
+    host = (Buffer("CPU", "weights", 6 * GIB, on_host=True), Buffer("CPU_REPACK", "weights", 4 * GIB, on_host=True))
+
+    assert cross_check(realised(host), None, 10 * GIB) is None
+    assert cross_check(realised(host), None, 5 * GIB) == (
+        "the engine's processes held 5.00 GiB of host memory at most while it tells of 10.0 GiB there: "
+        "a part of it was swapped out, or is not there"
+    )
+
+
+def test_mapped_and_pinned_host_buffers_need_not_be_counted() -> None:
+    assert cross_check(realised(ON_CARD), None, GIB) is None
+    assert cross_check(realised((Buffer("CUDA_Host", "weights", 9 * GIB, on_host=True),)), None, GIB) is None
+
+
+def test_a_device_behind_rpc_is_no_matter_of_a_driver() -> None:
+    parts = (Buffer("RPC0[127.0.0.1:5]", "weights", 9 * GIB, on_host=False),)
+
+    assert cross_check(realised(parts), 0, None) is None
+    assert cross_check(realised(parts), 20 * GIB, 10 * GIB) is None
+
+
+def test_where_a_reading_is_missing_nothing_is_contradicted() -> None:
+    assert cross_check(realised(None), 0, 0) is None
+    assert cross_check(realised(ON_CARD), None, None) is None
+
+
 def test_realised_bytes_leave_compute_and_output_apart() -> None:
     assert placement.realised_bytes(buffers(9 * GIB, 2 * GIB)) == (2 * GIB, 10 * GIB)
 
@@ -591,9 +921,12 @@ def engine() -> Engine:
     """A llama.cpp with RPC, whose stand-in device takes every placement without a GPU."""
     given = {"llama-server": path} if (path := os.environ.get("LLAMADUEL_LLAMA_SERVER")) else {}
     try:
-        return backend("llama-cpp").find({"stand-in": "1", **given})
+        found = backend("llama-cpp").find({"stand-in": "1", **given})
     except Unavailable as error:
         pytest.skip(f"needs a llama.cpp with RPC: {error}")
+    if not found.rpc:
+        pytest.skip(f"needs a llama.cpp with RPC, and {found} has none")
+    return found
 
 
 @pytest.fixture(scope="module")

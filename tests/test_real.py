@@ -34,9 +34,12 @@ def found(name: str, **hints: str) -> Engine:
     """The engine that a run would find, or a skip that says how to get it."""
     given = {"llama-server": os.environ.get("LLAMADUEL_LLAMA_SERVER"), "ollama": os.environ.get("LLAMADUEL_OLLAMA")}
     try:
-        return backend(name).find({key: value for key, value in given.items() if value} | hints)
+        engine = backend(name).find({key: value for key, value in given.items() if value} | hints)
     except Unavailable as error:
         pytest.skip(f"this machine has no such engine: {error}")
+    if "stand-in" in hints and not engine.rpc:
+        pytest.skip(f"{engine} sees no stand-in device; `llamaduel engines install llama-cpp` gets one that does")
+    return engine
 
 
 @pytest.fixture(scope="session")

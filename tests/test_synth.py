@@ -316,11 +316,12 @@ def test_an_architecture_that_cannot_be_written_becomes_one_of_the_same_experts(
     assert {part.type for part in shapes.parts(shape) if "ffn_down_exps" in part.name} == {"F16"}
 
 
-def test_rows_that_are_no_whole_blocks_take_a_smaller_type() -> None:
+def test_rows_that_are_no_whole_blocks_take_a_type_of_smaller_blocks() -> None:
     shape = dataclasses.replace(TINY, expert_ff=288)
     types = {part.name: part.type for part in shapes.parts(shape)}
     assert types["blk.0.ffn_up_exps.weight"] == "Q4_K"
-    assert types["blk.0.ffn_down_exps.weight"] == "Q5_0"
+    assert types["blk.0.ffn_down_exps.weight"] == "Q8_0", "in place of Q6_K"
+    assert types["blk.1.ffn_down_exps.weight"] == "Q5_0", "in place of Q4_K"
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,7 @@ def test_sizes_are_shown_with_three_digits(size: int, text: str) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("name", ["tiny", "tiny-dense", "qwen3.5-35b-a3b", "olmoe-7b-a1b"])
+@pytest.mark.parametrize("name", [name for name in synth.SHAPES if name != "qwen3-30b-a3b"])  # that one is like tiny
 def test_an_engine_writes_the_known_answer_token_by_token(name: str, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the embedded llama.cpp: pip install llamaduel[embedded]")
     shape = synth.scaled(synth.SHAPES[name], 60 * MIB)

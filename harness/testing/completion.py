@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from harness.testing.llama_server import Server
 
 
+SAMPLING = ("temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n")  # as /slots has them
+
+
 class Handler(BaseHTTPRequestHandler):
     """The endpoints that adapters use."""
 
@@ -67,7 +70,9 @@ class Handler(BaseHTTPRequestHandler):
                 "build_info": engine.build,
             },
             "/v1/models": {"object": "list", "data": [{"id": engine.path.name, "object": "model", "meta": {}}]},
-            "/slots": [{"id": 0, "n_ctx": engine.context, "is_processing": engine.busy.locked()}],
+            "/slots": [
+                {"id": 0, "n_ctx": engine.context, "is_processing": engine.busy.locked(), **engine.last_request}
+            ],
         }
         if self.path in found:
             self.reply(found[self.path])
@@ -98,6 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         tokens = (
             engine.tokenize(prompt, add_special=True) if isinstance(prompt, str) else [int(each) for each in prompt]
         )
+        engine.last_request = {"params": {key: body[key] for key in SAMPLING if key in body}}
         wanted = body.get("n_predict", body.get("max_completion_tokens", body.get("max_tokens", -1)))
         if script.http_error is not None:
             self.fail(script.http_error, "scripted error", "server_error")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harness.testing import loading
 from harness.testing.completion import Handler
@@ -120,6 +120,7 @@ class Server:
         self.began = time.perf_counter()
         self.ready = False
         self.busy = threading.Lock()  # one slot
+        self.last_request: dict[str, Any] = {}  # what `/slots` tells of it
         self.vocabulary: dict[str, int] = {"<s>": 0}
         self.pieces = ["<s>"]
         self.requests = 0

@@ -27,11 +27,12 @@ from typing import Any, NoReturn
 
 import psutil
 
+from harness.testing.completion import SAMPLING
 from harness.testing.script import PLAIN, read
 from harness.testing.wire import Lines
 
 VERSION = "0.32.15"
-RELOADS = ("num_ctx", "num_batch", "num_gpu", "num_thread", "use_mmap", "main_gpu")
+RELOADS = ("num_ctx", "num_batch", "num_gpu", "num_thread", "use_mmap", "main_gpu", "shift")
 SAYS_ERROR = re.compile(r"error|failed|unable", re.IGNORECASE)
 
 
@@ -85,7 +86,7 @@ class Runner:
         argv += ["--flash-attn", attention, "-b", str(batch), "-ub", str(batch)]
         argv += ["-ngl", str(options["num_gpu"])] if options.get("num_gpu", -1) >= 0 else []
         argv += ["-t", str(options["num_thread"])] if options.get("num_thread") else []
-        argv += ["--context-shift", "--keep", "4"]
+        argv += ["--context-shift", "--keep", "4"] if options.get("shift", True) else []
         say(f'msg="starting llama-server" cmd="{" ".join(argv)}"')
         self.errors: list[str] = []
         environment = os.environ | {PLAIN: "1"}
@@ -129,6 +130,7 @@ class Runner:
     def complete(self, prompt: str, options: Mapping[str, Any]) -> Generator[dict[str, Any], None, None]:
         """The events of its stream. Raises Gone if it dies, http.client's errors if it says no."""
         body = {"prompt": prompt, "n_predict": options.get("num_predict", -1), "stream": True, "cache_prompt": True}
+        body |= {key: options[key] for key in SAMPLING if key in options}
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         with contextlib.closing(connection):
             try:
@@ -237,7 +239,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: dict[str, Any], name: str, blob: Path) -> None:
         began = time.perf_counter()
-        options = body.get("options") or {}
+        options = {**(body.get("options") or {}), "shift": body.get("shift", True)}
         script = read(["ollama"])
         if not body.get("prompt") and body.get("keep_alive") == 0:
             self._unload()

@@ -84,7 +84,7 @@ def measure_in_turn(work: Path) -> None:
         for contender in field.contenders:
             if contender.engine is None:
                 raise SystemExit(f"{contender.arm} cannot run: {contender.status}")
-            tasks = [task(field, n, OUT_TOKENS, options(work), warmup=n == 0) for n in range(REQUESTS + 1)]
+            tasks = [task(field, contender, n, OUT_TOKENS, options(work), warmup=n == 0) for n in range(REQUESTS + 1)]
             load, samples = run_load(job_of(field, contender, "block", tasks), folder, {}, lambda _: None, wait=False)
             if load.failure is not None:
                 raise SystemExit(f"{contender.arm} failed: {load.failure}")

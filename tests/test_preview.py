@@ -1,0 +1,188 @@
+"""`plan`: which arms there really are, how much they need, how many loads, all before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import short_run
+
+from harness import listings, preview, process, record, synth, walk
+from harness import machine as machines
+from harness import model as models
+from harness.cli import main
+from harness.display import quiet
+from harness.options import Options
+from harness.testing import engines
+from harness.testing.script import Script
+
+GIB = 1 << 30
+CARD = Script(devices=(("CUDA0", "a card", 16000),))
+ARTICLE = "llama-cpp@ncmoe=48,llama-cpp@ncmoe=44,llama-cpp@ncmoe=40,llama-cpp@ncmoe=36"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 40 layers, all with experts; no weights."""
+    return synth.write(tmp_path_factory.mktemp("header") / "m.gguf", synth.SHAPES["qwen3.5-35b-a3b"], header_only=True)
+
+
+@pytest.fixture
+def header(written: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That model, on a machine with room for it, whatever this one has."""
+    here = machines.read()
+    monkeypatch.setattr(machines, "read", lambda: dataclasses.replace(here, memory_bytes=64 * GIB))
+    return written
+
+
+@pytest.mark.parametrize("arms", [ARTICLE, "llama-cpp@ncmoe=48/44/40/36"])
+def test_the_articles_four_arms_are_two_and_no_engine_loads_anything(
+    arms: str, header: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = tmp_path / "starts"
+    with engines.fake(tmp_path, dataclasses.replace(CARD, starts=str(starts))):
+        assert main(["plan", str(header), "--arms", arms]) == 0
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 arms, not 4." in out
+    assert "his model has 40 layers: ncmoe=48, ncmoe=44 and ncmoe=40 are one placement, all experts on the CPU" in out
+    assert not starts.exists()
+
+
+def test_a_plan_as_json_has_arms_bytes_loads_and_notes(
+    header: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engines.fake(tmp_path, CARD):
+        assert main(["plan", str(header), "--arms", ARTICLE, "--json", "--out", str(tmp_path / "runs")]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    first, *merged, last = found["arms"]
+    assert [each["status"] for each in found["arms"]] == ["OK", "ALIAS", "ALIAS", "OK"]
+    assert [each["alias_of"] for each in merged] == ["llama-cpp@ncmoe=48"] * 2
+    assert found["loads"] == {"fewest": 6 * 3, "most": 24 * 3}, "two arms and the twin"
+    assert found["minutes"] is None, "no run has told how fast this is"
+    assert found["notes"][0].startswith("2 arms, not 4.")
+    for each in (first, last):
+        weights, context = each["predicted_device_weights_bytes"], each["predicted_device_context_bytes"]
+        assert each["predicted_device_bytes"] == weights + context
+        assert each["predicted_host_bytes"] > weights
+        assert each["predicted_device_compute_bytes"] > 0
+    assert last["predicted_device_weights_bytes"] > first["predicted_device_weights_bytes"]
+
+
+def test_without_a_gpu_the_plan_says_so(header: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, Script()):
+        found = preview.preview_run(Options(model=str(header), arms="llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu"), quiet)
+
+    assert found["notes"][0].startswith("1 arm, not 3. No GPU: llama-cpp, ngl=99 and cpu are one placement.")
+
+
+def test_arms_that_differ_are_not_talked_about(header: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        found = preview.preview_run(Options(model=str(header), arms="llama-cpp,llama-cpp@cpu-moe"), quiet)
+
+    assert not [note for note in found["notes"] if "one placement" in note]
+
+
+def test_an_engine_that_is_missing_is_no_arm_and_is_named(
+    header: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engines.fake(tmp_path, CARD):
+        missing = ["--ollama", str(tmp_path / "nowhere")]
+        assert main(["plan", str(header), "--arms", f"ollama,{ARTICLE}", *missing]) == 0
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 arms, not 4." in out
+    assert "UNAVAILABLE" in out
+    assert "nowhere" in out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_terminal(width: int, header: Path, tmp_path: Path) -> None:
+    arms = f"ollama,llama-cpp,{ARTICLE},llama-cpp@cpu-moe"
+    with engines.fake(tmp_path, CARD):
+        found = preview.preview_run(Options(model=str(header), arms=arms), quiet)
+
+    drawn = listings.preview_table(found, width)
+
+    assert max(map(len, drawn.splitlines())) <= width
+    assert "= llama-cpp@ncmoe=48" in drawn
+    assert "experts of the first 36 of 40 layers" in drawn or width < 120
+
+
+# ── minutes ─────────────────────────────────────────────────────────────────────────────────
+
+options = partial(short_run.options, arms="ollama,llama-cpp")
+
+
+@pytest.fixture(scope="module")
+def ran(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a short run, with the times and states of a machine that is neither slow nor disturbed."""
+    folder = tmp_path_factory.mktemp("ran")
+    with engines.fake(folder, Script(itl_s=0.002)):
+        run = walk.duel(options(model, folder / "runs"), quiet).run
+        assert models.load(model).file.digest, "known from now on"
+    header = json.loads((run.folder / record.HEADER).read_text("utf-8"))
+    for contender in header["contenders"]:
+        contender["status"] = {"word": "OK", "reason": "", "alias_of": None}
+    (run.folder / record.HEADER).write_text(json.dumps(header), "utf-8")
+    lines = [json.loads(line) for line in (run.folder / record.LINES).read_text("utf-8").splitlines()]
+    for line in lines:
+        if line["kind"] == "load" and line["stage"] == "block":
+            line["ended_unix_s"] = line["started_unix_s"] = 1e9 + 90.0 * line["block"] + line["position"]
+    (run.folder / record.LINES).write_text("".join(f"{json.dumps(line)}\n" for line in lines), "utf-8")
+    return folder
+
+
+def planned(ran: Path, given: Options) -> Any:
+    with engines.fake(ran, Script(itl_s=0.002)):
+        return preview.preview_run(given, quiet)
+
+
+def test_minutes_are_those_of_an_earlier_run_of_the_same_work(ran: Path, model: Path) -> None:
+    found = planned(ran, options(model, ran / "runs"))
+
+    (folder,) = (ran / "runs").iterdir()
+    assert found["minutes"] == {"fewest": 3.0, "most": 3.0, "from": str(folder)}, "two blocks of 90 seconds"
+    assert f"about 3 min, by the loads of {folder}" in " ".join(listings.preview_table(found).split())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"out_tokens": 48}, {"context": 1024}, {"arms": "ollama,llama-cpp,llama-cpp@ngl=3,b=64"}, {"preset": "confirm"}],
+    ids=str,
+)
+def test_a_run_of_other_work_tells_no_minutes(changes: dict[str, object], ran: Path, model: Path) -> None:
+    assert planned(ran, options(model, ran / "runs", **changes))["minutes"] is None
+
+
+def test_a_run_of_another_machine_or_a_damaged_one_tells_no_minutes(
+    ran: Path, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (folder,) = (ran / "runs").iterdir()
+    damaged = tmp_path / "runs" / "damaged"
+    damaged.mkdir(parents=True)
+    (damaged / record.HEADER).write_bytes((folder / record.HEADER).read_bytes()[:-100])
+    assert planned(ran, options(model, tmp_path / "runs"))["minutes"] is None
+
+    here = machines.read()
+    monkeypatch.setattr(machines, "read", lambda: dataclasses.replace(here, cpu="another"))
+    assert planned(ran, options(model, ran / "runs"))["minutes"] is None
+
+
+def test_a_budget_bounds_the_minutes(ran: Path, model: Path) -> None:
+    found = planned(ran, options(model, ran / "runs", budget=2.0))
+
+    assert (found["minutes"]["fewest"], found["minutes"]["most"]) == (2.0, 2.0)
+
+
+def test_a_plan_does_not_read_the_weights(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        preview.preview_run(options(model, tmp_path), quiet)
+        (facts,) = (process.cache_dir() / "models").iterdir()
+
+    assert json.loads(facts.read_bytes())["digest"] == ""
