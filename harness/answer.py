@@ -57,7 +57,8 @@ def _claims(comparison: Comparison) -> list[str]:
     if found and comparison.state.word == "SCREENING":
         claims.insert(0, f"{count(comparison.judgement.n, 'block')}: too few for a claim.")
     if len(found) > ANSWER_CONTRASTS:
-        claims.append(f"{len(found) - ANSWER_CONTRASTS} more comparisons are in the table.")
+        more = len(found) - ANSWER_CONTRASTS
+        claims.append(f"{count(more, 'more comparison')} {'is' if more == 1 else 'are'} in the table.")
     return claims
 
 

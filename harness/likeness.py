@@ -24,7 +24,7 @@ class Likeness:
     exact: bool
 
     def in_words(self, model: Model) -> str:
-        """"engine's choice = ncmoe=16: experts of the first 16 of 48 layers on the CPU"; `≈` where it is only near."""
+        """ "engine's choice = ncmoe=16: experts of the first 16 of 48 layers on the CPU"; `≈` where it is only near."""
         sign = "=" if self.exact else "≈"
         return f"engine's choice {sign} {self.placement}: {placement.describe(self.placement, model)}"
 

@@ -37,6 +37,7 @@ FORMAT = 1  # of the cached probe
 CACHES = 4  # active bytes below so many caches may be served from them, and bound nothing
 DEVICE_CACHE_BYTES = 128 << 20  # drivers do not tell theirs; no GPU so far has more
 SMALLEST_BYTES, LARGEST_BYTES = 256 << 20, 1 << 30  # of all probe arrays together
+ASIDE = 0.01  # of all bytes: a row of the embedding, and other crumbs
 LEAST_CACHES = 2  # that a probe array must exceed, so that a cache serves little of it
 PROBE_S = 4.0
 ROUNDS = 5
@@ -44,6 +45,7 @@ PEAK = 1.1  # numpy may miss the best by so much
 ABOVE = 1.10  # of the ceiling, before a speed is called impossible
 HOST_LEAST, DEVICE_LEAST = 0.2, 0.25  # of typical bandwidth, in the slowest honest reports
 CROSSING_S = 100e-6  # once between host and device, at worst
+LATENCY_S = 5e-3  # of a token beside all bytes: starting kernels, sampling; 3.6 ms were seen on a fast GPU
 SLOWER = 1.03  # with more on the device, before the sign is called wrong
 OFF_CURVE = 0.15  # of the fitted speed, before a point is called off the curve
 FEWEST_POINTS, FEWEST_FITTED = 4, 3  # distinct points of a sweep, and those that a line of two parameters keeps
@@ -182,31 +184,34 @@ def band(
     host, device = traffic.bytes_per_token_host, traffic.bytes_per_token_device
     if host_cache_bytes is None and device == 0:
         return Band(reason="the size of the CPU's caches is unknown")
-    least_s, unknown = 0.0, list[str]()
+    least_s, uncounted = 0.0, list[str]()
     for side, size, cache_bytes, peak in (
         ("host", host, host_cache_bytes, bandwidth.host_peak),
         ("device", device, device_cache_bytes, bandwidth.device_peak),
     ):
         if cache_bytes is not None and size >= CACHES * cache_bytes:
             least_s += size / peak if peak else 0.0
-            unknown += [] if peak else [side]
+            uncounted += [] if peak else [f"memory bandwidth of the {side} is unknown"]
+        elif size > ASIDE * (host + device):
+            uncounted.append(f"what a token reads on the {side} may come from a cache")
     if not least_s:
         known = bandwidth.host_peak if host >= device else bandwidth.device_peak
         return Band(reason="active weights fit a cache" if known else "memory bandwidth is unknown")
-    reason = f"memory bandwidth of the {unknown[0]} is unknown, so its bytes do not count" if unknown else None
+    reason = f"{uncounted[0]}, so those bytes do not count" if uncounted else None
     return Band(ceiling_tps=1 / least_s, floor_tps=_floor(traffic, bandwidth), reason=reason)
 
 
 def _floor(traffic: Traffic, bandwidth: Bandwidth) -> float | None:
-    most_s = traffic.crossings * CROSSING_S
+    most_s = LATENCY_S + traffic.crossings * CROSSING_S
     for size, typical, least in (
         (traffic.bytes_per_token_host, bandwidth.host_typical, HOST_LEAST),
         (traffic.bytes_per_token_device, bandwidth.device_least, DEVICE_LEAST),
     ):
-        if size and not typical:
+        if typical:
+            most_s += size / (least * typical)
+        elif size > ASIDE * (traffic.bytes_per_token_host + traffic.bytes_per_token_device):
             return None
-        most_s += size / (least * typical) if size and typical else 0.0
-    return 1 / most_s if most_s else None
+    return 1 / most_s
 
 
 def wrong_signs(points: Sequence[Point]) -> tuple[tuple[Point, Point], ...]:

@@ -410,7 +410,7 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
     assert load.realised is not None
     realised, digest = load.realised, load.weights_digest
     contender = dataclasses.replace(
-        contender, realised=realised, weights_digest=digest, **_likeness(contender, realised, model)
+        contender, realised=realised, weights_digest=digest, **_likeness(contender, realised, model, samples)
     )
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:
@@ -422,7 +422,7 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
     return dataclasses.replace(contender, status=ArmStatus(Status.VOID, wrong)) if wrong else contender
 
 
-def _likeness(contender: Contender, realised: Realised, model: Model) -> dict[str, Any]:
+def _likeness(contender: Contender, realised: Realised, model: Model, samples: Sequence[Sample]) -> dict[str, Any]:
     """Of a placement that the engine chose: in words, and the nearest one of ours."""
     if contender.predicted is not None:
         return {}
@@ -430,7 +430,8 @@ def _likeness(contender: Contender, realised: Realised, model: Model) -> dict[st
     settings = contender.settings
     if settings.context is None and context is not None and context.isdecimal():
         settings = dataclasses.replace(settings, context=int(context))
-    found = likeness.nearest(model, realised.buffers, settings, depth=settings.depth)
+    counts = [each.usage.prompt_tokens for each in samples if each.usage and each.usage.prompt_tokens is not None]
+    found = likeness.nearest(model, realised.buffers, settings, depth=max(counts, default=settings.depth))
     return {} if found is None else {"like": found.predicted, "placement": found.in_words(model)}
 
 

@@ -20,6 +20,9 @@ from harness.terminal import grid
 from harness.words import NONE, attribute, code, count, fenced, markdown, memory, number, percent, ratio, span, spread
 
 
+TITLE_ARMS = 4  # more are in the tables
+
+
 def report(comparison: Comparison) -> str:
     """The report in GitHub-flavoured Markdown; a function of the run folder alone."""
     header = comparison.header
@@ -27,7 +30,7 @@ def report(comparison: Comparison) -> str:
         "\n\n".join(
             block
             for block in (
-                f"# {markdown(header.model.name)}: {markdown(', '.join(row.arm for row in comparison.rows))}",
+                f"# {markdown(header.model.name)}: {markdown(_arms(comparison))}",
                 markdown(answer(comparison)),
                 *_paste(comparison),
                 "## Can it be trusted",
@@ -65,6 +68,14 @@ def report(comparison: Comparison) -> str:
             if block
         )
         + "\n"
+    )
+
+
+def _arms(comparison: Comparison) -> str:
+    """For a title."""
+    arms = [row.arm for row in comparison.rows if row.status.alias_of is None]
+    return ", ".join(arms[:TITLE_ARMS]) + (
+        f" and {count(len(arms) - TITLE_ARMS, 'more arm')}" if arms[TITLE_ARMS:] else ""
     )
 
 
@@ -336,6 +347,7 @@ def _placements(comparison: Comparison) -> str:
                 row.engine or NONE,
             )
             for row in comparison.rows
+            if row.status.alias_of is None
         ],
     ) + "".join(f"\n\n{text}" for text in (PLACED, *_cells(comparison), *_claims(comparison)))
 
@@ -437,10 +449,11 @@ def _chart_names(found: Sequence[Curve]) -> list[str]:
 def _physics(comparison: Comparison) -> str:
     """Ceiling and floor of each arm by what a token reads, and the share of it that was reached."""
     bandwidth = physics.bandwidth(comparison.header.machine, comparison.header.host_probe)
-    bounded = [row for row in comparison.rows if row.ceiling_tps is not None]
+    rows = [row for row in comparison.rows if row.status.alias_of is None]
+    bounded = [row for row in rows if row.ceiling_tps is not None]
     reasons: dict[str, list[str]] = {}
-    for row in comparison.rows:
-        if row.ceiling_tps is None and row.unbounded and row.status.alias_of is None:
+    for row in rows:
+        if row.unbounded:
             reasons.setdefault(row.unbounded, []).append(row.arm)
     cells = []
     for row in bounded:
@@ -474,7 +487,7 @@ def _physics(comparison: Comparison) -> str:
         else "",
         _table(headers, cells) if bounded else "",
         ". ".join(speeds) + "." if speeds and bounded else "",
-        "\n".join(f"- no bound for {', '.join(map(code, arms))}: {markdown(why)}" for why, arms in reasons.items()),
+        "\n".join(f"- No share for {', '.join(map(code, arms))}: {markdown(why)}." for why, arms in reasons.items()),
     ]
     return "\n\n".join(part for part in parts if part)
 

@@ -50,10 +50,10 @@ def test_host_and_device_take_turns_so_their_times_add() -> None:
     assert ceiling == pytest.approx(1 / (1.5 / 80 + 1.0 / 504))
 
 
-def test_the_floor_adds_slow_memory_and_every_crossing() -> None:
+def test_the_floor_adds_slow_memory_every_crossing_and_what_a_token_waits_for_beside() -> None:
     _, floor = sure(EXPERTS_ON_HOST)
 
-    assert floor == pytest.approx(1 / (1.5 / (0.2 * 70) + 1.0 / (0.25 * 504) + 98 * 100e-6))
+    assert floor == pytest.approx(1 / (1.5 / (0.2 * 70) + 1.0 / (0.25 * 504) + 98 * 100e-6 + 5e-3))
 
 
 HOST_BYTES = st.integers(4 * L3, 40 * GIB)
@@ -117,6 +117,28 @@ def test_the_measured_run_on_a_held_card_lies_in_its_band() -> None:
     assert found.flag(264.0) is Flag.IMPOSSIBLE  # the speed without any expert on the host
 
 
+def test_a_fast_gpu_waits_for_kernels_and_not_for_memory_and_is_not_called_slow() -> None:
+    """The same model with all of it on the device: 248 to 260 tok/s were seen where memory alone would allow 2500."""
+    measured = Bandwidth(device_peak=4.8e12, device_least=4.8e12)
+    token = Token(bytes_per_token_host=2176, bytes_per_token_device=1_936_364_544, crossings=2)
+
+    found = band(token, measured, host_cache_bytes=L3)
+
+    assert [found.flag(tps) for tps in (248.0, 260.0)] == [None, None]
+    assert found.flag(25.0) is Flag.TOO_SLOW
+
+
+def test_a_share_is_not_of_a_ceiling_that_leaves_out_what_a_cache_may_serve() -> None:
+    """Measured too: 1 GB a token on the host, beside caches of 300 MiB."""
+    fast = Bandwidth(host_peak=136e9, host_typical=100e9, device_peak=4.8e12, device_least=4.8e12)
+    found = band(Token(1_026_885_760, 909_480_960, 92), fast, host_cache_bytes=300 * MIB)
+
+    assert found.ceiling_tps == pytest.approx(4.8e12 / 909_480_960)
+    assert found.flag(39.7) is None
+    assert found.share(39.7) is None
+    assert found.reason == "what a token reads on the host may come from a cache, so those bytes do not count"
+
+
 @pytest.mark.parametrize(
     ("token", "bandwidth", "keywords", "reason"),
     [
@@ -150,7 +172,7 @@ def test_a_side_that_a_cache_may_serve_counts_below_but_not_above() -> None:
     found = band(Token(100 * MIB, 9 * GIB), FAST, host_cache_bytes=L3)
 
     assert found.ceiling_tps == pytest.approx(504e9 / (9 * GIB))
-    assert found.floor_tps == pytest.approx(1 / (100 * MIB / (0.2 * 70e9) + 9 * GIB / (0.25 * 504e9)))
+    assert found.floor_tps == pytest.approx(1 / (100 * MIB / (0.2 * 70e9) + 9 * GIB / (0.25 * 504e9) + 5e-3))
 
 
 def test_a_gpu_of_unknown_speed_leaves_the_ceiling_of_the_host() -> None:
@@ -160,7 +182,7 @@ def test_a_gpu_of_unknown_speed_leaves_the_ceiling_of_the_host() -> None:
 
     assert found.ceiling_tps == pytest.approx(80 / 1.5)
     assert found.floor_tps is None
-    assert found.reason == "memory bandwidth of the device is unknown, so its bytes do not count"
+    assert found.reason == "memory bandwidth of the device is unknown, so those bytes do not count"
     assert found.share(50.0) is None, "of a ceiling that half of the bytes do not lower"
 
 
