@@ -19,7 +19,6 @@ from harness.record import LoadRecord
 from harness.terminal import grid
 from harness.words import NONE, attribute, code, count, fenced, markdown, memory, number, percent, ratio, span, spread
 
-
 TITLE_ARMS = 4  # more are in the tables
 
 
