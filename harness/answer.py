@@ -9,7 +9,7 @@ from harness.changes import Change, Changes
 from harness.compare import Comparison, Row
 from harness.plan import Status
 from harness.record import Search
-from harness.verdict import Contrast
+from harness.verdict import Contrast, telling
 from harness.words import NONE, count, percent, plain, spread
 
 ANSWER_CONTRASTS = 4  # more than these are in the table only
@@ -64,8 +64,8 @@ def _claims(comparison: Comparison) -> list[str]:
 
 def _claim(contrast: Contrast, arm: str, reference: str) -> str:
     bounds = f"{contrast.ratio:.2f}×"
-    if contrast.low is not None and contrast.high is not None:
-        bounds += f", {contrast.low:.2f}–{contrast.high:.2f}"
+    if (told := telling(contrast.low, contrast.high)) is not None:
+        bounds += f", {told[0]:.2f}–{told[1]:.2f}"
     match contrast.word:
         case "SAME":
             return f"{arm} and {reference} decode at the same speed within {percent(contrast.margin)} ({bounds})."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from harness import physics
-from harness.arms import parse_arms
+from harness.arms import OF_THE_PROMPTS, parse_arms
 from harness.compare import Comparison, Row
 from harness.contract import Arm
 from harness.errors import UsageError
@@ -23,6 +23,7 @@ from harness.physics import Flag
 from harness.placement import Cell
 from harness.plan import Status
 from harness.record import Search
+from harness.verdict import telling
 from harness.words import number, percent, plain
 
 FEWEST_VALUES = 3  # fewer are two arms, and a line through them says nothing
@@ -79,6 +80,10 @@ class Curve:
     best: tuple[str, ...] = ()
     finding: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def has_speeds(self) -> bool:
+        return any(point.tps is not None for point in self.points)
 
     def point(self, label: str) -> Point:
         return next(point for point in self.points if point.label == label)
@@ -204,6 +209,7 @@ def _measured(row: Row, values: Sequence[str], order: Sequence[str]) -> Point:
     counts = row.status.word in (Status.OK, Status.UNSTABLE) and row.decode_tps is not None
     speed = row.decode_tps if counts else None
     tps = speed.value if speed is not None else None
+    bounds = telling(speed.low, speed.high) if speed is not None else None
     does_not_fit = row.status.word is Status.DOES_NOT_FIT
     state = Cell.DOES_NOT_FIT if does_not_fit else row.cell
     label = _label(values, order)
@@ -213,8 +219,8 @@ def _measured(row: Row, values: Sequence[str], order: Sequence[str]) -> Point:
         x=_x(values[-1] if label.startswith("≤") else values[0], order),
         arm=row.arm,
         tps=tps,
-        low=speed.low if speed is not None else None,
-        high=speed.high if speed is not None else None,
+        low=bounds[0] if bounds is not None else None,
+        high=bounds[1] if bounds is not None else None,
         state=state,
         why=row.why_not or row.cell_reason,
         ceiling_tps=row.ceiling_tps,
@@ -240,7 +246,8 @@ def _told(comparison: Comparison, over: str, shared: str, points: Iterable[Point
         if over in PLACEMENTS:
             points, said = _signed(comparison, over, points, rows)
             notes += said
-    best, edge, beyond = _best(comparison, points, rows), None, None
+    best = () if over in OF_THE_PROMPTS else _best(comparison, points, rows)
+    edge, beyond = None, None
     if len(best) > 1:
         notes.insert(0, f"Best by intervals: those of the speed ratios of {at(over, *best)} overlap.")
     if (found := _edge(over, points, rows)) is not None:
@@ -421,6 +428,12 @@ def _finding(comparison: Comparison, over: str, points: Sequence[Point], best: S
         where = f"; memory is full {'below' if over in FREES_DEVICE else 'above'} {at(over, edge)}"
     if not measured:
         return f"No value of {over} has a speed to show{where}"
+    if over in OF_THE_PROMPTS:  # nothing to choose: what it costs is the finding
+        (first_tps, first), (last_tps, last) = measured[0], measured[-1]
+        return (
+            f"From {at(over, first)} to {last} decoding goes from {first_tps:.1f} to {last_tps:.1f} tok/s, "
+            f"{last_tps / first_tps:.2f} times as fast"
+        )
     top_tps, top = max(measured)
     if len(best) == len(points) > 1:
         return f"No value of {over} is told apart: {top_tps:.1f} tok/s at most{where}"

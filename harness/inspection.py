@@ -114,6 +114,8 @@ def _placements(found: Model, settings: Settings) -> Iterable[dict[str, Any]]:
                 "device_bytes": predicted.device_bytes,
                 "host_bytes": predicted.host_bytes,
                 **shares(predicted),
+                "host_bytes_per_token": predicted.bytes_per_token_host,
+                "device_bytes_per_token": predicted.bytes_per_token_device,
             }
 
 

@@ -21,8 +21,12 @@ SHARES = {
     "device_bytes": "device", "device_weights_bytes": "weights", "device_context_bytes": "context",
     "device_compute_bytes": "compute", "host_bytes": "host",
 }  # fmt: skip
+READ = "host a token"
 # What a narrow table leaves out, the more the narrower: words, and what the other columns tell too.
-NARROW = (("where",), ("where", "context"), ("where", "context", "weights"), ("where", "context", "weights", "compute"))
+NARROW = (
+    ("where",), ("where", "context"), ("where", "context", "weights"), ("where", "context", "weights", "compute"),
+    ("where", "context", "weights", "compute", READ),
+)  # fmt: skip
 
 
 def inspect_table(found: Mapping[str, Any], width: int | None = None) -> str:
@@ -46,14 +50,19 @@ def inspect_table(found: Mapping[str, Any], width: int | None = None) -> str:
     for each in found["placements"]:
         same = first.setdefault(each["class"], each["placement"])
         where = each["words"] if same == each["placement"] else f"= {same}"
-        places.append((each["placement"], *(unit.show(each[name]) for name in SHARES), where))
+        sizes = (unit.show(each[name]) for name in (*SHARES, "host_bytes_per_token"))
+        places.append((each["placement"], *sizes, where))
     return "\n\n".join(
         [
             "\n".join(_fact(name, value, width) for name, value in _facts(found)),
             _lined(("tensors", unit.name, "read a token", "types"), tensors, right=(1, 2)),
             *(_prose(note, width) for note in found["notes"]),
-            _fitting(("placement", *SHARES.values(), "where"), places, ((), *NARROW), width),
-            _prose(f"{unit.name} at a context of {found['context']} tokens, its cache in f16. {DEVICE}", width),
+            _fitting(("placement", *SHARES.values(), READ, "where"), places, ((), *NARROW), width),
+            _prose(
+                f"{unit.name} at a context of {found['context']} tokens, its cache in f16. {DEVICE} What a token reads "
+                "on the host is what it mostly waits for.",
+                width,
+            ),
         ]
     )
 
@@ -221,7 +230,7 @@ def _fitting(
     drawn = ""
     for hidden in hides:
         kept = [at for at in known if headers[at] not in hidden]
-        right = [place for place, at in enumerate(kept) if headers[at] in SHARES.values()]
+        right = [place for place, at in enumerate(kept) if headers[at] in (*SHARES.values(), READ)]
         drawn = _lined([headers[at] for at in kept], [[row[at] for at in kept] for row in rows], right)
         if max(map(len, drawn.splitlines())) <= width:
             break

@@ -24,6 +24,7 @@ TOLERANCE_BYTES = 1 << 20
 HOST_SHARE = 0.1  # host buffers overlap: spans of a mapped file, repacked copies
 TIGHT_BYTES = 1 << 30  # free before a load; compute buffers and the driver's own share come out of it
 SPILL_BYTES = 256 << 20  # free after a load
+TIGHT_SHARE, SPILL_SHARE = 0.2, 0.05  # of the device, where that is less: a stand-in may be small
 SWAP_BYTES = 256 << 20  # more than other programs' idle memory that makes room
 FAULT_BYTES = 64 << 10  # that one major fault of a mapped file brings in at least: systems read ahead
 FEWEST_FAULTS = 4096  # programs and libraries are read from disk too
@@ -433,6 +434,9 @@ def sits(
     if spare is None and need is not None and device_bytes is not None:
         spare = device_bytes - need
     on_device = need is None or need > 0
+    if free_bytes is not None and device_bytes is not None and free_bytes < 0:
+        took, there = format_bytes(device_bytes - free_bytes), format_bytes(device_bytes)
+        return Fit(Cell.SPILLED, f"its buffers take {took} of {there} of device memory", "device")
     if too_slow and on_device and spare is not None and spare < TIGHT_BYTES:
         return Fit(
             Cell.SPILLED,
@@ -442,11 +446,12 @@ def sits(
         )
     if full := _host_spill(predicted, major_faults, swap_growth_bytes):
         return Fit(Cell.SPILLED, full, "host")
-    if free_bytes is not None and on_device and free_bytes < SPILL_BYTES:
+    least = SPILL_BYTES if device_bytes is None else min(SPILL_BYTES, int(SPILL_SHARE * device_bytes))
+    if free_bytes is not None and on_device and free_bytes < least:
         return Fit(Cell.TIGHT, f"only {format_bytes(free_bytes)} of the device were left after the load", "device")
     if need is None or device_bytes is None:
         return Fit(Cell.UNKNOWN, f"it is not known what {'it needs' if need is None else 'the device holds'}")
-    if free_bytes is None and on_device and device_bytes - need < TIGHT_BYTES:
+    if free_bytes is None and on_device and device_bytes - need < min(TIGHT_BYTES, int(TIGHT_SHARE * device_bytes)):
         left = format_bytes(device_bytes - need)
         return Fit(Cell.TIGHT, f"only {left} are left for compute buffers and the driver", "device")
     return Fit(Cell.FITS)
@@ -489,9 +494,11 @@ def refusal(
     `device_is_host` what lives on the device takes host memory too. Unknown sizes refuse nothing.
     """
     need = predicted.device_bytes or predicted.device_weights_bytes
-    if device_bytes is not None and need > device_bytes:
+    compute = predicted.compute_bytes or 0
+    if device_bytes is not None and need + compute > device_bytes:
+        room = f", and {format_bytes(compute)} to compute in," if compute else ""
         return (
-            f"it needs {format_bytes(need)} on a device of {format_bytes(device_bytes)}; "
+            f"it needs {format_bytes(need)}{room} on a device of {format_bytes(device_bytes)}; "
             "put fewer layers or experts there (ngl=N, ncmoe=N, cpu-moe), or take a smaller context"
         )
     need_host = predicted.host_bytes or predicted.host_weights_bytes

@@ -62,12 +62,13 @@ def notes(field: Field) -> list[str]:
     """How many arms there really are and why, then what else there is to know of this field."""
     same = same_placements(field.model, field.contenders)
     others = [note for note in field.notes if note not in same]
-    if not same:
-        return others
     words = [each.status.word for each in field.contenders]
-    left, merged = words.count(Status.OK), words.count(Status.ALIAS)
-    sentences = " ".join(f"{text[0].upper()}{text[1:]}." for text in same)
-    return [f"{count(left, 'arm')}, not {left + merged}. {sentences}", *others]
+    left, merged, large = (words.count(word) for word in (Status.OK, Status.ALIAS, Status.DOES_NOT_FIT))
+    if not merged and not large:
+        return others
+    why = f": {large} {'does' if large == 1 else 'do'} not fit" if large else ""
+    sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in same)
+    return [f"{count(left, 'arm')}, not {left + merged + large}{why}.{sentences}", *others]
 
 
 # ── minutes ─────────────────────────────────────────────────────────────────────────────────

@@ -81,7 +81,7 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
         watch(Progress(f"ended {len(ended)} processes that a killed run had left: {', '.join(map(str, ended))}"))
     machine = machines.read()
     arms = parse_arms(options.arms)
-    options = dataclasses.replace(options, context=_context(arms, options))
+    given, options = options, dataclasses.replace(options, context=_context(arms, options))
     model = model or find_facts(options.model, watch)
     engines = find_engines(arms, options)
     contenders = tuple(_contender(arm, engines[arm.backend], model, machine, options) for arm in arms)
@@ -94,6 +94,7 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
         notes=(
             *machine.warnings,
             *_unused_gpus(machine, engines, options),
+            *_setting_notes(options, given),
             *_prompt_notes(model),
             *same_placements(model, contenders),
         ),
@@ -113,6 +114,17 @@ def _context(arms: Sequence[Arm], options: Options) -> int:
     prompt = int((deepest + options.prompt_tokens) * DEEPER) + prompts.MARGIN
     needed = prompt + (options.out_tokens or plan.OUT_TOKENS[-1])
     return max(options.context, -(-needed // 256) * 256)
+
+
+def _setting_notes(options: Options, given: Options) -> Iterator[str]:
+    """What settings stand for more than they say."""
+    if options.context != given.context and options.settings == "matched":
+        yield f"the context is {options.context} tokens on every arm, to hold the deepest prompts"
+    if options.settings == "stock" and options.stand_in is not None:
+        yield (
+            "a stand-in device shows engines all memory of this machine: what they choose by the size of the card, "
+            "as Ollama does its context, is not what they would choose on a card of that size"
+        )
 
 
 def _unused_gpus(machine: Machine, engines: Mapping[str, Engine | Unavailable], options: Options) -> Iterator[str]:
@@ -340,11 +352,17 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
 
 
 def no_arm(contenders: Sequence[Contender]) -> str:
-    """Why nothing can be measured: every reason with its arms."""
+    """Why nothing can be measured."""
+    return f"no arm can be measured. {'; '.join(cannot_run(contenders))}"
+
+
+def cannot_run(contenders: Iterable[Contender]) -> list[str]:
+    """Every reason why arms do not run, with its arms; those that are another arm's placement do."""
     arms: dict[str, list[str]] = {}
     for each in contenders:
-        arms.setdefault(each.status.reason or each.status.word, []).append(each.arm)
-    return "no arm can be measured. " + "; ".join(f"{', '.join(names)}: {reason}" for reason, names in arms.items())
+        if each.status.word not in (Status.OK, Status.ALIAS):
+            arms.setdefault(each.status.reason or each.status.word, []).append(each.arm)
+    return [f"{', '.join(names)}: {reason}" for reason, names in arms.items()]
 
 
 def _probe_load(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from harness import physics
-from harness.answer import all_rows, answer, best_commands, candidates, not_counted, status_of, unfinished
+from harness.answer import all_rows, answer, best_commands, candidates, not_counted, status_of
 from harness.charts import draw_curve
 from harness.compare import Comparison, Row
 from harness.curve import Curve, curves, draw
@@ -19,6 +19,7 @@ from harness.record import LoadRecord
 from harness.terminal import grid
 from harness.words import NONE, attribute, code, count, fenced, markdown, memory, number, percent, ratio, span, spread
 
+STOPPED = "It was stopped; `llamaduel run --resume` with this folder goes on with it."
 TITLE_ARMS = 4  # more are in the tables
 
 
@@ -57,6 +58,7 @@ def report(comparison: Comparison) -> str:
                 "## Machine",
                 _machine(comparison),
                 "## Again",
+                "" if comparison.finished else STOPPED,
                 "The same run:",
                 fenced(header.command),
                 *_by_hand(comparison),
@@ -166,7 +168,7 @@ def _integrity(comparison: Comparison) -> str:
         ("loads of blocks that were repeated", str(comparison.repeated_loads)),
         ("invalid samples", str(sum(row.invalid_samples for row in all_rows(comparison)))),
         *_between_loads(comparison),
-        ("finished", "yes" if comparison.finished else unfinished(comparison, comparison.run.folder.resolve().name)),
+        ("finished", "yes" if comparison.finished else f"no: stopped after {count(comparison.blocks_run, 'block')}"),
         ("output", _outputs(comparison)),
         ("plan, hashed before block 1", header.plan_digest),
         ("weights digest", header.model.digest),
@@ -419,7 +421,9 @@ def _curves(comparison: Comparison) -> list[str]:
     for curve, name in zip(found, _chart_names(found), strict=True):
         parts += [
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{name}-dark.svg">'
-            f'<img src="{name}-light.svg" width="600" alt="{attribute(curve.finding)}"></picture>',
+            f'<img src="{name}-light.svg" width="600" alt="{attribute(curve.finding)}"></picture>'
+            if curve.has_speeds
+            else "",
             fenced(draw(curve), "text"),
             *(["\n".join(f"- {markdown(note)}" for note in curve.notes)] if curve.notes else []),
         ]
@@ -432,6 +436,7 @@ def charts(comparison: Comparison) -> dict[str, str]:
     return {
         f"{name}-{'dark' if dark else 'light'}.svg": draw_curve(curve, dark=dark)
         for curve, name in zip(found, _chart_names(found), strict=True)
+        if curve.has_speeds  # without one there is nothing to draw
         for dark in (False, True)
     }
 
@@ -578,8 +583,8 @@ def _parameters(comparison: Comparison) -> str:
         *_prompt_lengths(comparison),
         ("order", f"mirrored random blocks, seed {drawn.seed}"),
         ("prompts", drawn.prompts_digest),
-        *((f"setting {name}", NONE if value is None else value) for name, value in drawn.settings),
-        *((f"version of {name}", found) for name, found in header.versions.items()),
+        *((f"setting {name}", value) for name, value in drawn.settings if value not in (None, "")),
+        *((f"Python package {name}", found) for name, found in header.versions.items()),
         ("started", header.started),
     ]
     return _table(("parameter", "value"), rows)

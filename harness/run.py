@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from harness import baseline, gates, physics, placement, plan, record
+from harness import baseline, gates, physics, placement, plan, record, verdict
 from harness import machine as machines
 from harness import model as models
 from harness.arms import parse_arms
@@ -35,6 +35,7 @@ from harness.probe import (
     Probe,
     Progress,
     Watch,
+    cannot_run,
     equal_placements,
     find_engines,
     find_field,
@@ -61,6 +62,8 @@ def run(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Run:
         return _resume(Path(options.resume), options, watch)
     field = find_field(options, watch, merge_aliases=merge_aliases)
     options = _check(field, options)
+    for told in cannot_run(field.contenders):
+        watch(Progress(told))
     with new_folder(options, field) as folder:
         return run_field(field, options, folder, {}, watch)
 
@@ -97,7 +100,8 @@ def run_field(
     record.create(folder, _header(field, found, drawn, options, search, host))
     minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
     blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
-    watch(Progress(f"{blocks}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
+    few = ", too few for a claim" if drawn.max_blocks < verdict.FEWEST_BLOCKS else ""
+    watch(Progress(f"{blocks}{few}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
     _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
     return record.read(folder)
 

@@ -93,7 +93,7 @@ def write(out: Path, shape: Shape, seed: int = 0, say: Say | None = None, *, hea
                 f"free some, name another disk, or take a smaller size"
             )
         if say is not None:
-            say(f"writing {format_bytes(size)}: {shape}")
+            say(f"writing {'only the header of ' if header_only else ''}{format_bytes(size)}: {shape}")
         cycle = _cycle(shape.vocab, seed)
         _write_header(draft, shape, tensors, seed, cycle, header_only)
         with draft.open("r+b", buffering=0) as file:

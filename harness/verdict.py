@@ -173,12 +173,12 @@ class Contrast:
         return self.word in ("SAME", "DIFFERENT") and self.half_width is not None and self.half_width <= WIDEST
 
     def sentence(self, first: str, second: str) -> str:
-        """The verdict in one line; never a ratio without its interval."""
+        """The verdict in one line; never a ratio without its interval, unless that says nothing."""
         leader = first if self.ratio > 1 else second
-        ratio = f"{self.ratio:.3g}×"
-        if self.low is not None and self.high is not None:
+        ratio = f"{self.ratio:.3g}×" if self.ratio <= 1000 else "over 1000×"
+        if (bounds := telling(self.low, self.high)) is not None:
             digits = _digits(self.half_width)
-            ratio = f"{_times(self.ratio, digits)}× ({_times(self.low, digits)}–{_times(self.high, digits)})"
+            ratio = f"{_times(self.ratio, digits)}× ({_times(bounds[0], digits)}–{_times(bounds[1], digits)})"
         match self.word:
             case "SAME" if self.ahead is not None:
                 head = f"SAME within ±{_percent(self.margin)}, {leader} ahead by {_percent(self.ahead)}"
@@ -256,6 +256,14 @@ class Interval:
     high: float | None
     n: int
     note: str = FOR_ONE_ROW
+
+
+WIDEST = 10.0  # between the ends of an interval that says anything
+
+
+def telling(low: float | None, high: float | None) -> tuple[float, float] | None:
+    """The ends of an interval that is worth printing: that of two loads may reach from nothing to everything."""
+    return (low, high) if low is not None and high is not None and high <= WIDEST * low else None
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> Interval:

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from harness.sizes import format_bytes
-from harness.verdict import Contrast, Interval
+from harness.verdict import Contrast, Interval, telling
 
 NONE = "–"
 
@@ -75,19 +75,21 @@ def spread(interval: Interval | None) -> str:
     """Value with its own 95 % interval."""
     if interval is None:
         return NONE
-    if interval.low is None:
+    bounds = telling(interval.low, interval.high)
+    if bounds is None:
         return number(interval.value)
     digits = 0 if interval.value >= 1000 else 1 if interval.value >= 10 else 3
-    return f"{interval.value:.{digits}f} ({interval.low:.{digits}f}–{interval.high:.{digits}f})"
+    return f"{interval.value:.{digits}f} ({bounds[0]:.{digits}f}–{bounds[1]:.{digits}f})"
 
 
 def ratio(contrast: Contrast | None) -> str:
     """With its interval; none for arms that may not be compared."""
     if contrast is None or contrast.word == "NOT_COMPARABLE":
         return NONE
-    if contrast.low is None or contrast.high is None:
+    bounds = telling(contrast.low, contrast.high)
+    if bounds is None:
         return f"{contrast.ratio:.2f}×"
-    return f"{contrast.ratio:.3f}× ({contrast.low:.3f}–{contrast.high:.3f})"
+    return f"{contrast.ratio:.3f}× ({bounds[0]:.3f}–{bounds[1]:.3f})"
 
 
 def memory(value: int | None) -> str:
@@ -103,6 +105,8 @@ def count(number: int, noun: str) -> str:
 
 
 def percent(share: float) -> str:
+    if share > 10:
+        return "over 1000 %"
     return f"{100 * share:.1f}".removesuffix(".0") + " %"
 
 
