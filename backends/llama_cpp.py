@@ -261,11 +261,11 @@ class LlamaCpp:
                 rpc_server = stand_in.program(self._found.path) or rpc_server
         before, target = "", None
         if settings.stand_in_bytes is not None and (self._found is None or self._found.rpc):
-            before = f"{shlex.quote(str(rpc_server))} -t 1 & "
+            before = f'(set -m; {shlex.quote(str(rpc_server))} -t 1 & trap "kill $!" EXIT; sleep 1; '
             settings = _with_rpc(settings, stand_in.USUAL)
             target = max(0, psutil.virtual_memory().total - (settings.stand_in_bytes or 0)) // llama_log.MIB
         words, _ = arguments(model.path, arm.placement, settings, flags, target)
-        return before + shlex.join([*program, *words])
+        return before + shlex.join([*program, *words]) + (")" if before else "")
 
     @contextlib.contextmanager
     def open(self, engine: Engine, model: ModelFile, arm: Arm, settings: Settings, log: Path) -> Iterator[LlamaSession]:

@@ -27,7 +27,8 @@ def answer(comparison: Comparison) -> str:
     engines = dict.fromkeys(row.engine for row in comparison.rows if row.engine and row.loads)
     stand_in = any(each.settings.stand_in_bytes is not None for each in comparison.header.contenders)
     label = " Stand-in device: placement is real, speed says nothing about a GPU." if stand_in else ""
-    return f"{said} Measured with {' and '.join(map(str, engines)) or 'no engine'}.{label}"
+    measured = f" Measured with {' and '.join(map(str, engines))}." if engines else ""
+    return f"{said}{measured}{label}"
 
 
 def _best(comparison: Comparison) -> str:

@@ -9,6 +9,7 @@ several arms. What a backend understands it says itself, with `read_arm` and two
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -39,7 +40,7 @@ CHOICES: Mapping[str, frozenset[str]] = {
     "ctv": frozenset({"f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}),
     "lm": frozenset({"auto", "none", "mmap", "mlock", "mmap+mlock", "dio"}),
 }
-SWEEP = re.compile(r"^(\d+)\.\.(\d+)(?:/(\d+))?$")
+SWEEP = re.compile(r"^([0-9]{1,9})\.\.([0-9]{1,9})(?:/([0-9]{1,9}))?$")
 MOST_SWEPT = 200
 
 
@@ -111,15 +112,27 @@ def parse_sweeps(text: str) -> tuple[tuple[Arm, ...], ...]:
         else:
             word = re.split("[@=]", piece, maxsplit=1)[0]
             raise UsageError(f"no engine {word!r}; {nearest(word, known)}")
+    many = sum(math.prod(map(_values, group)) for group in groups)
+    if many > MOST_SWEPT:
+        raise UsageError(f"{text!r} makes {many} arms; at most {MOST_SWEPT}, so raise a step or drop values")
     sweeps = [
         tuple(backend(re.split("[@=]", group[0], maxsplit=1)[0]).parse(one) for one in _expand(group))
         for group in groups
     ]
-    arms = [arm for sweep in sweeps for arm in sweep]
-    for arm in arms:
-        if arms.count(arm) > 1:
+    seen: set[Arm] = set()
+    for arm in (arm for sweep in sweeps for arm in sweep):
+        if arm in seen:
             raise UsageError(f"arm {arm} is given twice; the twin of the reference is added by the harness")
+        seen.add(arm)
     return tuple(sweeps)
+
+
+def _values(piece: str) -> int:
+    """How many arms a piece makes of one."""
+    value = piece.rpartition("=")[2]
+    if sweep := SWEEP.match(value):
+        return abs(int(sweep[2]) - int(sweep[1])) // max(1, int(sweep[3] or 1)) + 1
+    return value.count("/") + 1
 
 
 def _expand(pieces: list[str]) -> Iterator[str]:

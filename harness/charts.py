@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH_PX = 600
 WIDTH_IN, HEIGHT_IN = 6.25, 3.9  # at 96 pixels an inch
-TITLE_COLUMNS = 66  # of its size, over the whole width
+TITLE_COLUMNS = 60  # of its size, over the whole width
 SIGN_SHARE = 0.0135  # of the axis, for one sign of a label
 EDGE_ROOM = 0.22  # of the axis, for the words at the edge
 HEADROOM = 1.2  # of the highest, for its speed and the words at the edge
@@ -118,6 +118,7 @@ def draw_curve(curve: Curve, *, dark: bool) -> str:
         figure.savefig(file, format="svg", transparent=True, metadata=unknown)
     drawn = file.getvalue()
     size = f'width="{WIDTH_PX}" height="{round(WIDTH_PX * HEIGHT_IN / WIDTH_IN)}" role="img" '
+    size += f'data-matplotlib="{matplotlib.__version__}" '
     opening, rest = drawn[drawn.index("<svg") :].split(">", 1)
     opening = re.sub(r'width="[^"]*" height="[^"]*" ', size, opening)
     return f"{opening}>\n <title>{escape(plain(curve.finding))}</title>{rest}"
@@ -310,6 +311,18 @@ def _edge(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> 
     )
 
 
-def words_of(svg: str) -> tuple[str, ...]:
-    """All labels and numbers of a chart, in order; where they stand is for each matplotlib to say."""
-    return tuple(re.findall(r">([^<>]+)</(?:text|tspan)>", svg))
+def is_same(written: str, drawn: str) -> bool:
+    """Whether a chart is the one that was drawn now: to the letter, or in all words if by another matplotlib."""
+    if _drawn_by(written) == _drawn_by(drawn):
+        return written == drawn
+    return _words(written) == _words(drawn) and "<script" not in written
+
+
+def _drawn_by(svg: str) -> str | None:
+    found = re.search(r'data-matplotlib="([^"]*)"', svg)
+    return found[1] if found else None
+
+
+def _words(svg: str) -> list[str]:
+    """All labels and numbers, in order; where they stand is for each matplotlib to say."""
+    return re.findall(r">([^<>]+)</(?:text|tspan)>", svg)

@@ -150,6 +150,7 @@ class Comparison:
             if row.arm in search.chosen
             and row.loads
             and row.status.word is Status.OK
+            and Flag.IMPOSSIBLE not in row.flags
             and (row.is_reference or (row.contrast is not None and row.contrast.word != "NOT_COMPARABLE"))
         ]
         ranked = sorted(chosen, key=lambda row: -(row.contrast.ratio if row.contrast else 1.0))
@@ -217,8 +218,10 @@ def compare(run: Run) -> Comparison:
     judgement = dataclasses.replace(
         judgement,
         contrasts={
-            pair: _if_comparable(contrast, *((running[label], judged[label]) for label in pair))
-            for pair, contrast in judgement.contrasts.items()
+            (a, b): _if_comparable(
+                contrast, (running[a], judged[a]), (running[b], judged[b]), impossible=_impossible((a, b), found)
+            )
+            for (a, b), contrast in judgement.contrasts.items()
         },
     )
 
@@ -268,12 +271,18 @@ def _text(drawn: plan.Plan, label: str) -> str:
 Loaded = tuple[Contender, Sequence[LoadRecord]]
 
 
-def _if_comparable(found: Contrast, one: Loaded, other: Loaded) -> Contrast:
-    """No ratio without the same weights, in every load, on the same devices."""
+def _impossible(pair: Iterable[str], found: Mapping[str, Plausibility]) -> bool:
+    return any(found[label].flag is Flag.IMPOSSIBLE for label in pair)
+
+
+def _if_comparable(found: Contrast, one: Loaded, other: Loaded, *, impossible: bool) -> Contrast:
+    """No ratio without the same weights, in every load, on the same devices, and none of a speed that cannot be."""
     (first, first_loads), (second, second_loads) = one, other
     digests = {load.weights_digest for load in (*first_loads, *second_loads)}
     reason = None
-    if None in digests:
+    if impossible:
+        reason = "a speed that no memory allows is compared with nothing"
+    elif None in digests:
         blind = first.arm if any(load.weights_digest is None for load in first_loads) else second.arm
         reason = f"the weights that {blind} loaded cannot be read, so identity is not proven"
     elif len(digests) > 1:

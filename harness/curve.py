@@ -322,7 +322,11 @@ def _signed(
     comparison: Comparison, over: str, points: Sequence[Point], rows: dict[str, Row]
 ) -> tuple[list[Point], list[str]]:
     """The points with those flagged that are slower although they keep more on the device, and the sentence."""
-    measured = [point for point in _toward_device(over, points) if point.tps is not None]
+    measured = [
+        point
+        for point in _toward_device(over, points)
+        if point.tps is not None and Flag.IMPOSSIBLE.value not in point.flags
+    ]
     ranks = _ranks(comparison, [point.arm for point in measured], rows)
     pairs = physics.wrong_signs(
         [
@@ -394,7 +398,9 @@ def _best(comparison: Comparison, points: Sequence[Point], rows: dict[str, Row])
     ratios = {
         point.label: ratio
         for point in points
-        if point.tps is not None and (ratio := _ratio(rows.get(point.arm))) is not None
+        if point.tps is not None
+        and Flag.IMPOSSIBLE.value not in point.flags
+        and (ratio := _ratio(rows.get(point.arm))) is not None
     }
     if len(ratios) < 2:
         return ()
@@ -422,7 +428,11 @@ def _full(point: Point) -> str:
 
 def _finding(comparison: Comparison, over: str, points: Sequence[Point], best: Sequence[str], edge: str | None) -> str:
     """One line for a title."""
-    measured = [(point.tps, point.label) for point in points if point.tps is not None]
+    measured = [
+        (point.tps, point.label)
+        for point in points
+        if point.tps is not None and Flag.IMPOSSIBLE.value not in point.flags
+    ]
     where = ""
     if edge is not None:
         where = f"; memory is full {'below' if over in FREES_DEVICE else 'above'} {at(over, edge)}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from harness.answer import answer, best_commands
 from harness.compare import Comparison, Row
+from harness.curve import Curve, curves
 from harness.parity import Parity, parity
 from harness.verdict import Interval
 from harness.words import plain
@@ -23,6 +24,28 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "commands": dict(best_commands(comparison)),
         "arms": [row_json(row) for row in comparison.rows],
         "parity": [parity_json(row) for row in parity(comparison.run)],
+        "curves": [curve_json(curve) for curve in curves(comparison)],
+    }
+
+
+def curve_json(curve: Curve) -> dict[str, Any]:
+    return {
+        "over": curve.over,
+        "arms": curve.arms,
+        "finding": curve.finding,
+        "edge": curve.edge,
+        "best": list(curve.best),
+        "points": [
+            {
+                "values": list(point.values),
+                "arm": point.arm,
+                "decode_tps": point.tps,
+                "memory": point.state.value,
+                "fitted_tps": point.fitted_tps,
+                "flags": list(point.flags),
+            }
+            for point in curve.points
+        ],
     }
 
 
@@ -46,6 +69,14 @@ def row_json(row: Row) -> dict[str, Any]:
         "rss_bytes": row.rss_bytes,
         "predicted_device_bytes": row.predicted_device_bytes,
         "realised_device_bytes": row.realised_device_bytes,
+        "predicted_host_bytes": row.predicted.host_bytes if row.predicted else None,
+        "realised_host_bytes": row.realised_host_bytes,
+        "memory": row.cell.value,
+        "memory_reason": row.cell_reason,
+        "ceiling_tps": row.ceiling_tps,
+        "floor_tps": row.floor_tps,
+        "ceiling_share": row.share,
+        "flags": [flag.value for flag in row.flags],
         "ratio": {"value": contrast.ratio, "low": contrast.low, "high": contrast.high}
         if comparable and contrast
         else None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -20,6 +21,8 @@ from harness.errors import ModelError
 from harness.sizes import format_bytes
 
 MAGIC = b"GGUF"
+MOST = (1 << 32) - 1  # engines read the numbers of a model in 32 bits
+DIMENSIONS = 4  # at most
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 # Elements and bytes of a block of every type that a KV cache takes: to plan with, without waiting for the package.
@@ -43,12 +46,52 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`fields` holds scalars as they are, strings as str, arrays of strings as lists of bytes."""
+    """`fields` holds scalars as they are, strings as str, arrays of strings as lists of bytes.
+
+    A damaged file may hold anything under any key, so read them by the methods, which promise a type.
+    They put the architecture in front of a name that begins with a dot: ".block_count".
+    """
 
     path: Path
     size: int
     fields: dict[str, Any]
     entries: tuple[Entry, ...]
+
+    def text(self, name: str) -> str:
+        """Empty if the key is missing, or no text."""
+        value = self._value(name)
+        return value if isinstance(value, str) else ""
+
+    def texts(self, name: str) -> list[bytes]:
+        """Empty if the key is missing. Raises ModelError if it holds something else."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, bytes) for item in value[:1]):  # all of one type
+            raise ModelError(f"{self.path} gives no list of texts as its {name}; download it again")
+        return value
+
+    def number(self, name: str, default: int = 0, *, least: int = 0, most: int = MOST) -> int:
+        """A whole number in a range; the default if the key is missing. Raises ModelError."""
+        value = self._value(name)
+        return default if value is None else self._whole(name, value, least, most)
+
+    def numbers(self, name: str, count: int, default: int | Sequence[int] = 0) -> list[int]:
+        """The same, `count` times: from one number for all, or from a list of numbers or flags, filled up with 0."""
+        value = self._value(name, default)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            return [self._whole(name, value)] * count
+        whole = [self._whole(name, int(item) if isinstance(item, bool) else item) for item in value[:count]]
+        return whole + [0] * (count - len(whole))
+
+    def _value(self, name: str, default: Any = None) -> Any:
+        return self.fields.get(self.text("general.architecture") + name if name.startswith(".") else name, default)
+
+    def _whole(self, name: str, value: Any, least: int = 0, most: int = MOST) -> int:
+        name = name.removeprefix(".")
+        if type(value) is not int:  # a bool is one to isinstance
+            raise ModelError(f"{self.path} gives no whole number as its {name}; download it again")
+        if not least <= value <= most:
+            raise ModelError(f"{self.path} gives {value} as its {name}, and no model has that; download it again")
+        return value
 
 
 def read(path: Path) -> Header:
@@ -80,14 +123,14 @@ def siblings(path: Path) -> tuple[Path, ...]:
 def read_all(path: Path) -> tuple[Header, ...]:
     """The headers of all parts of a model, the first one first. Raises ModelError like `read`."""
     first = read(path)
-    count = int(first.fields.get("split.count", 0))
+    count = first.number("split.count")
     if count <= 1:
         return (first,)
     match = _SHARD.fullmatch(path.name)
     if match is None or int(match["count"]) != count:
         raise ModelError(f"{path} is one of {count} parts; give it its name back, X-00001-of-{count:05d}.gguf")
     parts = _parts(path, match, count)
-    number = int(first.fields.get("split.no", 0))
+    number = first.number("split.no")
     if number != 0:
         raise ModelError(f"{path} is part {number + 1} of {count}; give the first one, {parts[0]}")
     if missing := [part.name for part in parts if not part.is_file()]:
@@ -96,7 +139,7 @@ def read_all(path: Path) -> tuple[Header, ...]:
     for expected, header in enumerate(headers):
         if header.fields.get("split.no") != expected or header.fields.get("split.count") != count:
             raise ModelError(f"{header.path} is no part of {path}; download that part again")
-    found, wanted = sum(len(header.entries) for header in headers), int(first.fields.get("split.tensors.count", 0))
+    found, wanted = sum(len(header.entries) for header in headers), first.number("split.tensors.count")
     if wanted and found != wanted:
         raise ModelError(f"the parts of {path} hold {found} tensors and should hold {wanted}; download them again")
     return headers
@@ -177,6 +220,8 @@ def _parse(path: Path, size: int, data: mmap.mmap) -> Header:
         for _ in range(tensors):
             name = cursor.string().decode(errors="replace")
             shape = cursor.take(f"{cursor.one('I')}Q")
+            if not 0 < len(shape) <= DIMENSIONS or 0 in shape:
+                raise ModelError(f"{path} has a damaged header, with a tensor of no size; download it again")
             kind, offset = cursor.take("IQ")
             rows.append((name, kind, shape, offset))
     except (struct.error, EOFError):

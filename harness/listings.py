@@ -57,7 +57,7 @@ def inspect_table(found: Mapping[str, Any], width: int | None = None) -> str:
             "\n".join(_fact(name, value, width) for name, value in _facts(found)),
             _lined(("tensors", unit.name, "read a token", "types"), tensors, right=(1, 2)),
             *(_prose(note, width) for note in found["notes"]),
-            _fitting(("placement", *SHARES.values(), READ, "where"), places, ((), *NARROW), width),
+            _fitting(("placement", *SHARES.values(), READ, "where"), places, ((), (READ,), *NARROW), width),
             _prose(
                 f"{unit.name} at a context of {found['context']} tokens, its cache in f16. {DEVICE} What a token reads "
                 "on the host is what it mostly waits for.",

@@ -108,17 +108,17 @@ class Sample:
     @property
     def server_decode_tps(self) -> float | None:
         """The same by the engine's clock: its time starts when the first token is there."""
-        if self.usage is None or not self.usage.decode_s or (self.usage.generated_tokens or 0) < 2:
-            return None
-        return ((self.usage.generated_tokens or 0) - 1) / self.usage.decode_s
+        seconds = self.usage.decode_s if self.usage else None
+        tokens = (self.usage.generated_tokens if self.usage else None) or 0
+        return (tokens - 1) / seconds if seconds is not None and seconds > 0 and tokens >= 2 else None
 
     @property
     def prefill_tps(self) -> float | None:
         """Evaluated prompt tokens per second by the engine's clock. None if the cached part is unknown."""
         if self.usage is None or self.usage.prompt_tokens is None or self.usage.cached_tokens is None:
             return None
-        evaluated = self.usage.prompt_tokens - self.usage.cached_tokens
-        return evaluated / self.usage.prefill_s if self.usage.prefill_s and evaluated > 0 else None
+        evaluated, seconds = self.usage.prompt_tokens - self.usage.cached_tokens, self.usage.prefill_s
+        return evaluated / seconds if seconds is not None and seconds > 0 and evaluated > 0 else None
 
     @property
     def overhead_s(self) -> float | None:

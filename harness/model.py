@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,13 +28,14 @@ from harness.header import Header
 from harness.process import cache_dir
 from harness.sizes import format_bytes
 
-FORMAT = 2  # of the cached facts; a change of a field or of a formula makes it 3
+FORMAT = 3  # of the cached facts; a change of a field, a formula or what is refused makes it 4
 CHUNK = 8 << 20
 RACY_NS = 20_000_000  # a file changed this recently may change again within one tick of its clock
 OPENERS = 2048
 MOST_BLOCKS = 4096  # more are a damaged header
 STATE_BYTES = 4  # recurrent states are F32 in every engine
 
+_ARCHITECTURE = re.compile(r"[\w.+-]+", re.ASCII)
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 _ROUTED = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_(ch)?exps(\.|$)")
 _LOOKUPS = ("token_embd.weight", "per_layer_token_embd.weight", "position_embd.weight")
@@ -310,61 +311,60 @@ def _facts(headers: Sequence[Header]) -> dict[str, Any]:
 
 def _read_facts(headers: Sequence[Header]) -> dict[str, Any]:
     first, entries = headers[0], [entry for part in headers for entry in part.entries]
-    keys = first.fields
-    architecture = keys.get("general.architecture")
-    if not architecture:
+    architecture = first.text("general.architecture")
+    if not _ARCHITECTURE.fullmatch(architecture):
         raise ModelError(f"{first.path} does not name its architecture; it is no language model, or a damaged one")
-    if keys.get("general.type") in ("adapter", "mmproj", "imatrix") or architecture in ("clip", "imatrix"):
-        what = keys.get("general.type", architecture)
+    kind = first.text("general.type")
+    if kind in ("adapter", "mmproj", "imatrix") or architecture in ("clip", "imatrix"):
+        what = kind or architecture
         raise ModelError(f"{first.path} is a part for another model ({what}); name the language model's own file")
 
-    def key(name: str, default: Any = None) -> Any:
-        return keys.get(f"{architecture}.{name}", default)
-
-    blocks = key("block_count")
-    if not entries or not isinstance(blocks, int) or not 0 < blocks <= MOST_BLOCKS:
+    blocks = first.fields.get(f"{architecture}.block_count")
+    if not entries or type(blocks) is not int or not 0 < blocks <= MOST_BLOCKS:
         raise ModelError(
             f"{first.path} holds no weights of a language model ({architecture}); name the model's own file"
         )
     tensors = [Tensor(entry.name, entry.type, entry.shape, entry.bytes) for entry in entries]
     shapes = {tensor.name: tensor.shape for tensor in tensors}
-    layers = blocks - int(key("nextn_predict_layers", 0))
-    tokens: list[bytes] = keys.get("tokenizer.ggml.tokens", [])
-    embedding = int(key("embedding_length", 0))
-    experts = int(key("expert_count", 0)) or None
+    layers = blocks - first.number(".nextn_predict_layers", most=blocks - 1)
+    tokens = first.texts("tokenizer.ggml.tokens")
+    embedding = first.number(".embedding_length", least=1)
+    experts, used = _experts(first, blocks, tensors)
+    if any(tensor.block is not None and tensor.block >= blocks for tensor in tensors):
+        raise ValueError("a tensor of a block that is not counted")
 
     def token(name: str) -> str:
-        number = keys.get(f"tokenizer.ggml.{name}_token_id", -1)
+        number = first.number(f"tokenizer.ggml.{name}_token_id", -1, least=-1)
         return tokens[number].decode(errors="replace") if 0 <= number < len(tokens) else ""
 
     owners = {tensor.block for tensor in tensors if tensor.routed}
     return {
         "architecture": architecture,
-        "name": keys.get("general.name", "") or first.path.stem,
-        "file_type": _file_type(keys.get("general.file_type")),
+        "name": first.text("general.name") or first.path.stem,
+        "file_type": _file_type(first.number("general.file_type", -1)),
         "layers": layers,
         "blocks": blocks,
         "expert_layers": [block for block in range(layers) if block in owners],
-        "experts": experts,
-        "experts_used": max(_each(key("expert_used_count", 0), blocks)) or None,
-        "experts_shared": _shared(key("expert_shared_count"), shapes) if experts else None,
-        "context_train": key("context_length"),
+        "experts": experts or None,
+        "experts_used": used or None,
+        "experts_shared": _shared(first, shapes) if experts else None,
+        "context_train": first.number(".context_length", least=1) or None,
         "vocab": shapes.get("token_embd.weight", (0, len(tokens)))[-1],
         "embedding": embedding,
-        "heads": max(_each(key("attention.head_count", 0), layers)) or None,
-        "memory": _memory(architecture, key, layers, embedding, shapes),
+        "heads": max(first.numbers(".attention.head_count", layers)) or None,
+        "memory": _memory(first, layers, embedding, shapes),
         "tensors": [[tensor.name, tensor.type, list(tensor.shape), tensor.bytes] for tensor in tensors],
-        "chat_template": keys.get("tokenizer.chat_template"),
-        "add_bos": _adds_bos(keys),
+        "chat_template": first.text("tokenizer.chat_template") or None,
+        "add_bos": _adds_bos(first),
         "bos": token("bos"),
         "eos": token("eos"),
-        "openers": _openers(keys, tokens),
-        "answer_key": _answer_key(keys, tokens),
-        "header_only": bool(keys.get("llamaduel.header_only", False)),
+        "openers": _openers(first, tokens),
+        "answer_key": _answer_key(first, tokens),
+        "header_only": bool(first.fields.get("llamaduel.header_only")),
     }
 
 
-def _file_type(number: Any) -> str | None:
+def _file_type(number: int) -> str | None:
     from gguf import LlamaFileType
 
     if number not in set(LlamaFileType):
@@ -372,33 +372,43 @@ def _file_type(number: Any) -> str | None:
     return LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
-def _shared(count: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _experts(first: Header, blocks: int, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """How many there are, and the most that a token uses. Raises ValueError where no engine could follow."""
+    experts = first.number(".expert_count")
+    used = max(first.numbers(".expert_used_count", blocks))
+    routed = [tensor for tensor in tensors if tensor.routed]
+    if used > experts or (experts and not used) or (routed and not experts):
+        raise ValueError(f"{used} of {experts} experts, {len(routed)} tensors of them")
+    if any(tensor.shape[-1] < used for tensor in routed if tensor.name.endswith("_exps.weight")):
+        raise ValueError(f"a tensor of fewer than {used} experts")
+    return experts, used
+
+
+def _shared(first: Header, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Shared experts a layer; where the file does not count them, they are one if it has any."""
-    return int(count) if count is not None else int(any("_shexp" in name for name in shapes))
+    return first.number(".expert_shared_count", int(any("_shexp" in name for name in shapes)))
 
 
 def _memory(
-    architecture: str,
-    key: Callable[..., Any],
-    layers: int,
-    embedding: int,
-    shapes: Mapping[str, tuple[int, ...]],
+    first: Header, layers: int, embedding: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> list[list[Any]] | None:
     """The fields of Memory for every layer, by what tensors it owns. None where the format keeps more than we know."""
+    architecture = first.text("general.architecture")
     if architecture in _MEMORY_UNKNOWN or any(".indexer." in name for name in shapes):
         return None
-    heads = _each(key("attention.head_count", 0), layers)
-    heads_kv = _each(key("attention.head_count_kv", heads), layers)
+    heads = first.numbers(".attention.head_count", layers)
+    heads_kv = first.numbers(".attention.head_count_kv", layers, heads)
     default = embedding // heads[0] if heads[0] else 0
-    wide_k, wide_v = int(key("attention.key_length", default)), int(key("attention.value_length", default))
-    swa_k, swa_v = int(key("attention.key_length_swa", wide_k)), int(key("attention.value_length_swa", wide_v))
-    latent = bool(key("attention.key_length_mla", 0)) and bool(key("attention.value_length_mla", 0))
-    windows = _windows(architecture, key, layers)
-    keeping = 20 if architecture == "gemma3n" else layers - int(key("attention.shared_kv_layers", 0))
+    wide_k, wide_v = first.number(".attention.key_length", default), first.number(".attention.value_length", default)
+    swa_k = first.number(".attention.key_length_swa", wide_k)
+    swa_v = first.number(".attention.value_length_swa", wide_v)
+    latent = bool(first.number(".attention.key_length_mla")) and bool(first.number(".attention.value_length_mla"))
+    windows = _windows(first, layers)
+    keeping = 20 if architecture == "gemma3n" else layers - first.number(".attention.shared_kv_layers", most=layers)
     found = []
     for layer in range(layers):
         own = {name.split(".")[2] for name in shapes if name.startswith(f"blk.{layer}.")}
-        state = _state_bytes(key, embedding, heads[layer]) if any(name.startswith(_RECURRENT) for name in own) else 0
+        state = _state_bytes(first, embedding, heads[layer]) if any(name.startswith(_RECURRENT) for name in own) else 0
         attends = bool(own & {"attn_k", "attn_kv_a_mqa"}) or ("attn_qkv" in own and not state)
         if not attends or layer >= keeping:
             found.append([0, 0, None, state])
@@ -410,44 +420,38 @@ def _memory(
     return found
 
 
-def _state_bytes(key: Callable[..., Any], embedding: int, heads: int) -> int:
+def _state_bytes(first: Header, embedding: int, heads: int) -> int:
     """Size of a recurrent layer's state: what its convolution remembers and the state proper."""
-    kernel, inner, state = (int(key(f"ssm.{name}", 0)) for name in ("conv_kernel", "inner_size", "state_size"))
-    if head := int(key("wkv.head_size", 0)):
-        elements = embedding * (int(key("token_shift_count", 2)) + head)
-    elif length := int(key("shortconv.l_cache", 0)):
+    kernel, inner, state = (first.number(f".ssm.{name}") for name in ("conv_kernel", "inner_size", "state_size"))
+    if head := first.number(".wkv.head_size"):
+        elements = embedding * (first.number(".token_shift_count", 2) + head)
+    elif length := first.number(".shortconv.l_cache"):
         elements = embedding * (length - 1)
-    elif head := int(key("kda.head_dim", 0)):
+    elif head := first.number(".kda.head_dim"):
         elements = heads * head * (3 * (kernel - 1 if kernel else 3) + head)
     else:
-        elements = max(kernel - 1, 0) * (inner + 2 * int(key("ssm.group_count", 0)) * state) + state * inner
+        elements = max(kernel - 1, 0) * (inner + 2 * first.number(".ssm.group_count") * state) + state * inner
     return elements * STATE_BYTES
 
 
-def _windows(architecture: str, key: Callable[..., Any], layers: int) -> list[int | None]:
-    window = key("attention.sliding_window", _WINDOW_DEFAULT.get(architecture, 0))
+def _windows(first: Header, layers: int) -> list[int | None]:
+    architecture = first.text("general.architecture")
+    window = first.number(".attention.sliding_window", _WINDOW_DEFAULT.get(architecture, 0))
     if window:
         window = _WINDOW_FIXED.get(architecture, window)
-    pattern = key("attention.sliding_window_pattern")
     if not window or (architecture == "exaone4" and layers != 64):
         return [None] * layers
-    if isinstance(pattern, list):
-        return [window if layer < len(pattern) and pattern[layer] else None for layer in range(layers)]
+    if isinstance(first.fields.get(f"{architecture}.attention.sliding_window_pattern"), list):
+        pattern = first.numbers(".attention.sliding_window_pattern", layers)
+        return [window if seen else None for seen in pattern]
     if architecture.startswith("lfm2"):
         return [window] * layers
     period = _WINDOW_PERIOD.get(architecture)
     if period is None:
         return [None] * layers  # a window that engines do not use
-    every = int(pattern or abs(period))
+    every = first.number(".attention.sliding_window_pattern") or abs(period)
     full = 0 if period < 0 else every - 1
     return [None if layer % every == full else window for layer in range(layers)]
-
-
-def _each(value: Any, layers: int) -> list[int]:
-    """A number for every layer, from one number or from a list."""
-    if isinstance(value, list):
-        return [int(item) for item in value[:layers]] + [0] * (layers - len(value))
-    return [int(value)] * layers
 
 
 def _row(keys: int, values: int, type_k: str, type_v: str) -> int:
@@ -463,24 +467,24 @@ def _pad(cells: int) -> int:
 # ── words ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _adds_bos(keys: Mapping[str, Any]) -> bool:
-    splitter = keys.get("tokenizer.ggml.pre", "")
-    by_default = keys.get("tokenizer.ggml.model") in _BOS_BY_TOKENIZER or splitter in _BOS_BY_SPLITTER
-    return bool(keys.get("tokenizer.ggml.add_bos_token", by_default)) or splitter == "gemma4"
+def _adds_bos(first: Header) -> bool:
+    splitter = first.text("tokenizer.ggml.pre")
+    by_default = first.text("tokenizer.ggml.model") in _BOS_BY_TOKENIZER or splitter in _BOS_BY_SPLITTER
+    return bool(first.fields.get("tokenizer.ggml.add_bos_token", by_default)) or splitter == "gemma4"
 
 
-def _openers(keys: Mapping[str, Any], tokens: Sequence[bytes]) -> list[str]:
+def _openers(first: Header, tokens: Sequence[bytes]) -> list[str]:
     """Capitalised words that the tokenizer gives one token each at the very start of a text.
 
     Two prompts that begin with different ones share no token at all, whatever an engine caches.
     """
-    kind = keys.get("tokenizer.ggml.model")
-    types = keys.get("tokenizer.ggml.token_type", [])
-    spaced = kind == "llama" and keys.get("tokenizer.ggml.add_space_prefix", True)
+    kind = first.text("tokenizer.ggml.model")
+    types = first.fields.get("tokenizer.ggml.token_type", [])
+    spaced = kind == "llama" and first.fields.get("tokenizer.ggml.add_space_prefix", True)
     if kind not in ("gpt2", "llama"):
         return []
     word = re.compile(("▁" if spaced else "").encode() + rb"([A-Z][a-z]{2,9})")
-    merges = ranks(keys.get("tokenizer.ggml.merges", []))
+    merges = ranks(first.texts("tokenizer.ggml.merges"))
     found: list[str] = []
     for number, token in enumerate(tokens):
         match = word.fullmatch(token)
@@ -509,13 +513,13 @@ def pieces(word: str, order: Mapping[tuple[str, str], int]) -> list[str]:
     return parts
 
 
-def _answer_key(keys: Mapping[str, Any], tokens: Sequence[bytes]) -> dict[str, Any] | None:
-    cycle = keys.get("llamaduel.cycle")
-    if not isinstance(cycle, list) or not all(0 <= number < len(tokens) for number in cycle):
+def _answer_key(first: Header, tokens: Sequence[bytes]) -> dict[str, Any] | None:
+    cycle = first.fields.get("llamaduel.cycle")
+    if not isinstance(cycle, list) or not cycle or not all(0 <= number < len(tokens) for number in cycle):
         return None
     return {
-        "generator": keys.get("llamaduel.generator", 0),
-        "seed": keys.get("llamaduel.seed", 0),
+        "generator": first.number("llamaduel.generator"),
+        "seed": first.number("llamaduel.seed", most=(1 << 64) - 1),
         "cycle": cycle,
         "words": [tokens[number].decode().removeprefix("Ġ") for number in cycle],
     }

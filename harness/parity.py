@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.contract import Buffer, Realised, Settings
+from harness.placement import same_bytes
 from harness.record import Contender, Run
 from harness.sizes import format_bytes
 
@@ -241,12 +242,17 @@ def claims(run: Run) -> tuple[Claim, ...]:
         said = each.realised.reported if each.realised else {}
         if each.realised is None or not isinstance(said.get("claim"), str):
             continue
-        weights, whole = _device_shares(each.realised.buffers, run.header.model.size_bytes)
+        model = run.header.model
+        weights, whole = _device_shares(each.realised.buffers, model.size_bytes)
         claimed = said.get("claimed_device_share")
         wrong = False
         if isinstance(claimed, float | int) and weights is not None and whole is not None:
-            # who claims all claims all weights; a part may be one of all bytes
-            wrong = claimed - (min(weights, whole) if claimed >= ALL else whole) > OVERCLAIM
+            if claimed >= ALL and model.device_weights_bytes:  # who claims all has all that can be there
+                there = round(weights * model.size_bytes)
+                short = there < model.device_weights_bytes and not same_bytes(model.device_weights_bytes, there)
+                wrong = short or weights - whole > OVERCLAIM
+            else:  # a part may be one of all bytes
+                wrong = claimed - (min(weights, whole) if claimed >= ALL else whole) > OVERCLAIM
         found.append(Claim(arm=each.arm, text=said["claim"], weights_share=weights, bytes_share=whole, wrong=wrong))
     return tuple(found)
 

@@ -86,12 +86,12 @@ class HostProbe:
     @property
     def peak(self) -> float:
         """More than any program can have."""
-        return PEAK * max(self.kernels.values())
+        return PEAK * max(self.kernels.values(), default=0.0)
 
     @property
     def typical(self) -> float:
         """What reading alone gets."""
-        return statistics.median(self.kernels[name] for name in READS)
+        return statistics.median([self.kernels[name] for name in READS if name in self.kernels] or [0.0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,8 +321,8 @@ def bandwidth(machine: Machine, host: HostProbe | None) -> Bandwidth:
     peaks = _known([device_bytes_s(gpu) for gpu in machine.gpus])
     least = _known([_least_bytes_s(gpu) for gpu in machine.gpus])
     return Bandwidth(
-        host_peak=host.peak if host else None,
-        host_typical=host.typical if host else None,
+        host_peak=host.peak if host and host.peak > 0 else None,
+        host_typical=host.typical if host and host.typical > 0 else None,
         device_peak=max(peaks) if peaks else None,
         device_least=min(least) if least else None,
     )

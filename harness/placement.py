@@ -333,9 +333,8 @@ def describe(placement: Placement, model: Model, device: bool = True) -> str:
             return "all layers on the GPU (this model has no experts)"
         if not taken:
             return "all layers on the GPU"
-        return (
-            "all experts on the CPU" if taken == total else f"experts of the first {taken} of {total} {kind} on the CPU"
-        )
+        few = f"{taken} " if taken > 1 else ""
+        return "all experts on the CPU" if taken == total else f"experts of the first {few}of {total} {kind} on the CPU"
     held = sum(rule.holds_block(block, model) for block in range(model.layers))
     if held == model.layers:
         return "all layers on the GPU"
@@ -436,7 +435,7 @@ def sits(
     on_device = need is None or need > 0
     if free_bytes is not None and device_bytes is not None and free_bytes < 0:
         took, there = format_bytes(device_bytes - free_bytes), format_bytes(device_bytes)
-        return Fit(Cell.SPILLED, f"its buffers take {took} of {there} of device memory", "device")
+        return Fit(Cell.SPILLED, f"{took} of {there} of device memory are taken", "device")
     if too_slow and on_device and spare is not None and spare < TIGHT_BYTES:
         return Fit(
             Cell.SPILLED,
@@ -451,7 +450,7 @@ def sits(
         return Fit(Cell.TIGHT, f"only {format_bytes(free_bytes)} of the device were left after the load", "device")
     if need is None or device_bytes is None:
         return Fit(Cell.UNKNOWN, f"it is not known what {'it needs' if need is None else 'the device holds'}")
-    if free_bytes is None and on_device and device_bytes - need < min(TIGHT_BYTES, int(TIGHT_SHARE * device_bytes)):
+    if free_bytes is None and device_bytes - need < min(TIGHT_BYTES, int(TIGHT_SHARE * device_bytes)):
         left = format_bytes(device_bytes - need)
         return Fit(Cell.TIGHT, f"only {left} are left for compute buffers and the driver", "device")
     return Fit(Cell.FITS)

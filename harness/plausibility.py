@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from harness import physics, placement
 from harness.contract import Realised
 from harness.physics import Band, Flag
-from harness.placement import Fit
+from harness.placement import Cell, Fit
 from harness.plan import Status
 from harness.record import Contender, Header, LoadRecord
 from harness.words import number
@@ -42,15 +42,17 @@ def check(header: Header, contender: Contender, loads: Loads, tps: float | None)
     )
     flag = None if tps is None else band.flag(tps)
     refused = contender.status.word is Status.DOES_NOT_FIT
-    fit = placement.sits(
-        predicted,
-        _device_bytes(header, contender),
-        loaded=False if refused else True if loads else None,
-        free_bytes=_least(_free_bytes(header, contender, each) for each in loads),
-        major_faults=_most(each.telemetry.major_faults for each in loads if each.telemetry),
-        swap_growth_bytes=_most(each.telemetry.swap_growth_bytes for each in loads if each.telemetry),
-        too_slow=flag is Flag.TOO_SLOW,
-    )
+    fit = Fit(Cell.UNKNOWN)
+    if loads or refused:
+        fit = placement.sits(
+            predicted,
+            _device_bytes(header, contender),
+            loaded=not refused,
+            free_bytes=_least(_free_bytes(header, contender, each) for each in loads),
+            major_faults=_most(each.telemetry.major_faults for each in loads if each.telemetry),
+            swap_growth_bytes=_most(each.telemetry.swap_growth_bytes for each in loads if each.telemetry),
+            too_slow=flag is Flag.TOO_SLOW,
+        )
     found = (_contradiction(each) for each in loads)
     return Plausibility(
         fit=fit,
@@ -77,9 +79,14 @@ def _device_bytes(header: Header, contender: Contender) -> int | None:
     """Device memory in all; 0 without a device, None if nobody tells."""
     if contender.settings.stand_in_bytes is not None:
         return contender.settings.stand_in_bytes
-    if contender.engine is not None and not contender.engine.devices and not header.machine.gpus:
-        return 0 if not contender.settings.rpc else None
-    sizes = [gpu.memory_bytes for gpu in header.machine.gpus]
+    devices = contender.engine.devices if contender.engine else ()
+    if contender.settings.rpc:
+        return None
+    if not devices and not header.machine.gpus:
+        return 0 if contender.engine is not None else None
+    sizes = [each.total_bytes for each in devices]
+    if (None in sizes and len(devices) == len(header.machine.gpus)) or not devices:
+        sizes = [gpu.memory_bytes for gpu in header.machine.gpus]
     known = [size for size in sizes if size is not None]
     return sum(known) if known and len(known) == len(sizes) else None
 
@@ -92,6 +99,8 @@ def _free_bytes(header: Header, contender: Contender, load: LoadRecord) -> int |
     if contender.settings.stand_in_bytes is not None:
         buffers = load.realised.buffers if load.realised else None
         return None if buffers is None else total - sum(each.bytes for each in buffers if not each.on_host)
+    if contender.engine is not None and len(contender.engine.devices) not in (0, len(header.machine.gpus)):
+        return None  # the driver tells of GPUs that this engine does not see
     before = load.quiet.gpu_used_bytes if load.quiet else None
     grown = load.telemetry.vram_bytes if load.telemetry else None
     return None if before is None or grown is None else total - before - grown

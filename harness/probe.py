@@ -17,7 +17,7 @@ from harness import baseline, likeness, placement, plan, process, prompts, synth
 from harness import machine as machines
 from harness import model as models
 from harness.arms import apply_knobs, parse_arms
-from harness.contract import Arm, Engine, Realised, Settings
+from harness.contract import Arm, Engine, Placement, Realised, Settings
 from harness.engines import hints
 from harness.errors import ModelError, RunRefused, Unavailable, UsageError
 from harness.load import Job, Task, run_load
@@ -81,8 +81,8 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
         watch(Progress(f"ended {len(ended)} processes that a killed run had left: {', '.join(map(str, ended))}"))
     machine = machines.read()
     arms = parse_arms(options.arms)
-    given, options = options, dataclasses.replace(options, context=_context(arms, options))
     model = model or find_facts(options.model, watch)
+    given, options = options, dataclasses.replace(options, context=_context(arms, options, model))
     engines = find_engines(arms, options)
     contenders = tuple(_contender(arm, engines[arm.backend], model, machine, options) for arm in arms)
     contenders = _merge(contenders) if merge_aliases else contenders
@@ -101,7 +101,7 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
     )
 
 
-def _context(arms: Sequence[Arm], options: Options) -> int:
+def _context(arms: Sequence[Arm], options: Options, model: Model) -> int:
     """Equal on all arms, so what the deepest of them needs: lengths of prompts are estimates. Raises UsageError."""
     asked = {arm: apply_knobs(arm, Settings(context=None, depth=options.depth)) for arm in arms}
     for arm, settings in asked.items():
@@ -113,7 +113,16 @@ def _context(arms: Sequence[Arm], options: Options) -> int:
         return options.context
     prompt = int((deepest + options.prompt_tokens) * DEEPER) + prompts.MARGIN
     needed = prompt + (options.out_tokens or plan.OUT_TOKENS[-1])
-    return max(options.context, -(-needed // 256) * 256)
+    context = max(options.context, -(-needed // 256) * 256)
+    if model.context_train is None or context <= model.context_train or options.context > model.context_train:
+        return context
+    least = deepest + options.prompt_tokens + (options.out_tokens or plan.OUT_TOKENS[0])
+    if least > model.context_train:
+        raise UsageError(
+            f"a depth of {deepest} needs a context of {least} and {model.name} is made for {model.context_train}; "
+            "take a smaller depth"
+        )
+    return model.context_train
 
 
 def _setting_notes(options: Options, given: Options) -> Iterator[str]:
@@ -242,19 +251,22 @@ def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Ma
         settings=settings,
         predicted=predicted,
     )
-    if isinstance(engine, Unavailable):
-        return dataclasses.replace(contender, status=ArmStatus(Status.UNAVAILABLE, str(engine)))
+    if isinstance(engine, Unavailable):  # nor is it known what devices it would see
+        return dataclasses.replace(contender, status=ArmStatus(Status.UNAVAILABLE, str(engine)), predicted=None)
+    if settings.stand_in_bytes is not None and not engine.rpc and arm.placement == Placement():
+        reason = f"{engine} has no RPC, so it does not see the stand-in device; `llamaduel engines list` says what has"
+        return dataclasses.replace(contender, engine=engine, status=ArmStatus(Status.UNAVAILABLE, reason))
     try:
         command = backend(arm.backend).command(arm, model.file, settings)
     except Unavailable as error:
         return dataclasses.replace(contender, status=ArmStatus(Status.UNAVAILABLE, str(error)))
     contender = dataclasses.replace(contender, engine=engine, command=command)
     stand_in = settings.stand_in_bytes
-    reason = predicted and placement.refusal(
-        predicted, machine.memory_bytes, stand_in, device_is_host=stand_in is not None
-    )
-    if reason:
-        return dataclasses.replace(contender, status=ArmStatus(Status.DOES_NOT_FIT, reason))
+    if predicted is not None:
+        memory = machine.memory_bytes
+        too_large = placement.refusal(predicted, memory, stand_in, device_is_host=stand_in is not None)
+        if too_large:
+            return dataclasses.replace(contender, status=ArmStatus(Status.DOES_NOT_FIT, too_large))
     return contender
 
 

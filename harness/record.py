@@ -70,6 +70,7 @@ class ModelFacts:
     experts: int | None
     experts_used: int | None
     has_answer_key: bool
+    device_weights_bytes: int | None = None  # with all layers on a device
 
 
 @dataclass(frozen=True, slots=True)

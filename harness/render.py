@@ -405,7 +405,7 @@ def _claims(comparison: Comparison) -> list[str]:
             weights, whole = (percent(round(share, 2)) for share in (each.weights_share, each.bytes_share))
             seen = f"by its buffers {weights} of the weights and {whole} of all bytes are there"
         lines.append(f"- {code(each.arm)}: {markdown(each.text)}{' — **wrong**' * each.wrong}: {seen}")
-    limit = f"wrong is what is more than {100 * OVERCLAIM:.0f} points above the buffers"
+    limit = f"wrong is a claim of all where more could be there, or of {100 * OVERCLAIM:.0f} points too much"
     return [f"What the engines claim is kept and not believed; {limit}:", "\n".join(lines)]
 
 
@@ -419,6 +419,7 @@ def _curves(comparison: Comparison) -> list[str]:
     found = curves(comparison)
     parts = ["## The curve" if len(found) == 1 else "## The curves"] if found else []
     for curve, name in zip(found, _chart_names(found), strict=True):
+        parts += [f"### {code(curve.arms)}"] if found[1:] else []
         parts += [
             f'<picture><source media="(prefers-color-scheme: dark)" srcset="{name}-dark.svg">'
             f'<img src="{name}-light.svg" width="600" alt="{attribute(curve.finding)}"></picture>'

@@ -23,10 +23,12 @@ from harness import baseline, gates, physics, placement, plan, record, verdict
 from harness import machine as machines
 from harness import model as models
 from harness.arms import parse_arms
+from harness.contract import Placement, Settings
 from harness.errors import RunRefused, Unavailable, UsageError, nearest
 from harness.load import Job, Task, run_load
 from harness.machine import Machine
 from harness.measure import Sample
+from harness.model import Model
 from harness.options import Options
 from harness.physics import HostProbe
 from harness.plan import ArmStatus, Aside, Outcome, Plan, Planned, Status
@@ -248,6 +250,7 @@ def _header(
             experts=model.experts,
             experts_used=model.experts_used,
             has_answer_key=model.answer_key is not None,
+            device_weights_bytes=_most_on_device(model),
         ),
         contenders=found.contenders,
         machine=field.machine,
@@ -258,6 +261,11 @@ def _header(
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *found.notes),
     )
+
+
+def _most_on_device(model: Model) -> int | None:
+    whole = placement.predict(model, Placement("ngl", model.blocks + 1), Settings(), device=True)
+    return whole.device_weights_bytes if whole else None
 
 
 def command_of(options: Options, seed: int | None, verb: str = "run") -> str:

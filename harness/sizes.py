@@ -29,7 +29,7 @@ def parse_size(text: str) -> int:
 
 def parse_tokens(text: str) -> int:
     """A number of tokens: 0, 4096, 16k (of 1024). Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,7})(k?)", text)
+    match = re.fullmatch(r"([0-9]{1,7})(k?)", text)
     if match is None:
         raise UsageError(f"{text!r} is not a number of tokens; write it like 0, 4096 or 16k")
     return int(match[1]) * (1024 if match[2] else 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness import baseline, record
 from harness.changes import Changes, compare_runs
-from harness.charts import words_of
+from harness.charts import is_same
 from harness.compare import Comparison, compare
 from harness.errors import RunRefused, UsageError
 from harness.find import find
@@ -85,7 +85,7 @@ def verify(folder: Path) -> list[str]:
     changed = difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0)
     for name, text in charts(compare(run)).items():
         found = (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).is_file() else ""
-        if words_of(found) != words_of(text):
+        if not is_same(found, text):
             problems.append(f"{name} is not the chart that the samples give; draw it by `llamaduel report {folder}`")
     problems += [
         f"{'the samples give' if line[0] == '+' else 'the report says'}: {line[1:]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from pathlib import Path
 
@@ -20,6 +21,14 @@ with contextlib.suppress(ModuleNotFoundError):  # `pytest --benchmark-only` need
 
 # A shell without job control starts background jobs deaf to Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def options_of_the_user_stay_outside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that names an engine or a preset decides nothing, but where real engines are tested."""
+    if request.node.get_closest_marker("engine") is None:
+        for name in [name for name in os.environ if name.startswith("LLAMADUEL_")]:
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session")

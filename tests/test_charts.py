@@ -146,6 +146,17 @@ def test_spilled_points_have_a_line_of_their_own() -> None:
     assert [stretch(line) for line in group(drawn, "measured")] == [4]
 
 
+def test_each_state_has_a_mark_of_its_own_shape() -> None:
+    shapes = set()
+    for state in Cell:
+        points = tuple(point(str(n), 40.0, state) for n in (0, 4, 8))
+        alone = dataclasses.replace(CURVE, points=points, edge=None, beyond=None, best=())
+        defined = parsed(draw_curve(alone, dark=False)).iter(f"{SVG}defs")
+        shapes.add(frozenset(path.get("d") for each in defined for path in each.iter(f"{SVG}path")))
+
+    assert len(shapes) == len(Cell)
+
+
 def test_a_line_is_broken_where_a_speed_is_missing() -> None:
     points = [*CURVE.points[4:], *(point(str(n), 40.0, Cell.FITS) for n in (44, 48))]
     points[2] = dataclasses.replace(points[2], tps=None, low=None, high=None, state=Cell.UNKNOWN)

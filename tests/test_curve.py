@@ -158,6 +158,12 @@ def test_a_grid_is_a_curve_for_each_row_and_column_that_is_long_enough(run: Comp
     ]
 
 
+def test_machines_behind_rpc_are_no_sweep(run: Comparison) -> None:
+    rows = [row(f"llama-cpp@cpu-moe,rpc=10.0.0.{n}:50052", 40.0 + n, 0.8) for n in (1, 2, 3)]
+
+    assert curves(judged(run, rows)) == ()
+
+
 def test_a_knob_of_words_keeps_the_order_it_was_given_in(run: Comparison) -> None:
     found = only(run, [row(f"llama-cpp@cpu-moe,ctk={kind}", 40.0, 0.8) for kind in ("f16", "q8_0", "q4_0")])
 
@@ -349,6 +355,27 @@ def test_a_spilled_point_does_not_bend_the_line(run: Comparison) -> None:
 
     assert found.points[0].flags == (Flag.TOO_SLOW,)
     assert found.points[0].fitted_tps == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("off", [1.05, 2.0])
+def test_an_impossible_point_neither_bends_the_line_nor_is_judged_by_it(run: Comparison, off: float) -> None:
+    rows = lined({16: off})
+    rows[2] = dataclasses.replace(rows[2], flags=(Flag.IMPOSSIBLE,))
+    found = only(run, rows)
+
+    assert [point.fitted_tps for point in found.points] == pytest.approx([row.tps for row in only(run, lined()).points])
+    assert found.point("16").flags == (Flag.IMPOSSIBLE,)
+
+
+def test_an_impossible_speed_is_neither_best_nor_the_finding_nor_a_wrong_sign(run: Comparison) -> None:
+    rows = sweep({16: 92.0, 20: 200.0, 24: 83.0, 28: 70.0})
+    rows[1] = dataclasses.replace(rows[1], flags=(Flag.IMPOSSIBLE,))
+    found = only(run, rows)
+
+    assert found.best == ("16",)
+    assert found.finding == "ncmoe=16 is fastest: 92.0 tok/s"
+    assert not any(Flag.WRONG_SIGN in point.flags for point in found.points)
+    assert only(run, rows, "RED").finding.startswith("ncmoe=16 reads highest, 92.0 tok/s")
 
 
 def test_a_stand_in_device_has_no_physics(run: Comparison) -> None:

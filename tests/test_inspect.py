@@ -354,6 +354,32 @@ def test_what_is_not_known_is_a_dash(tmp_path: Path) -> None:
         assert f"{name:22}  –" in drawn
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("expert_used_count", 0, "has keys that contradict each other"),
+        ("expert_used_count", 17, "has keys that contradict each other"),
+        ("expert_count", 0, "has keys that contradict each other"),
+        ("block_count", 11, "has keys that contradict each other"),
+        ("context_length", 0, "gives 0 as its context_length, and no model has that"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_and_not_described(
+    key: str, value: int, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = synth.write(tmp_path / "m.gguf", synth.SHAPES["tiny"], header_only=True)  # 12 blocks, 4 of 16 experts
+    name = f"qwen3moe.{key}".encode()
+    with path.open("r+b") as file:
+        file.seek(file.read(1 << 16).index(name) + len(name) + 4)  # the type of the value comes first
+        file.write(value.to_bytes(4, "little"))
+
+    assert main(["inspect", str(path), "--json"]) == 1
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"llamaduel: {path} {says}; download it again\n"
+
+
 # ── what it costs ───────────────────────────────────────────────────────────────────────────
 
 

@@ -62,3 +62,14 @@ def test_a_context_left_to_the_engine_is_compared_by_weights(layered: Model) -> 
     found = likeness.nearest(layered, buffers(layered, Placement("ncmoe", 3)), Settings(context=None))
     assert found is not None
     assert str(found.placement) == "ncmoe=3"
+
+
+def test_what_the_found_placement_reads_grows_with_the_depth(layered: Model) -> None:
+    seen = buffers(layered, Placement("ncmoe", 3))
+    empty, deep = (likeness.nearest(layered, seen, SETTINGS, depth=depth) for depth in (0, 700))
+    assert empty is not None
+    assert deep is not None
+    assert layered.memory is not None
+    row_bytes = sum(layer.keys + layer.values for layer in layered.memory) * 2
+    grown = deep.predicted.bytes_per_token_device - empty.predicted.bytes_per_token_device
+    assert grown == 700 * row_bytes > 0

@@ -349,7 +349,9 @@ def test_the_command_for_a_stand_in_starts_it_first(bare: Path) -> None:
     file = ModelFile(Path("m.gguf"), (), "", 0, "", "")
     line = LlamaCpp().command(Arm("llama-cpp"), file, dataclasses.replace(NOTHING, stand_in_bytes=4 << 30))
     left = (psutil.virtual_memory().total - (4 << 30)) // MIB
-    assert line.startswith(f"ggml-rpc-server -t 1 & llama-server --rpc 127.0.0.1:50052 -m m.gguf -fitt {left} ")
+    device, _, server = line.partition("; sleep 1; ")
+    assert device == """(set -m; ggml-rpc-server -t 1 & trap "kill $!" EXIT"""
+    assert server.startswith(f"llama-server --rpc 127.0.0.1:50052 -m m.gguf -fitt {left} ")
 
 
 # ── servers ─────────────────────────────────────────────────────────────────────────────────

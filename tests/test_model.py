@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -61,14 +62,16 @@ def gguf(
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):
-            writer.add_uint32(key, value)
+            (writer.add_uint32 if value >= 0 else writer.add_int32)(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif isinstance(value, str):
             writer.add_string(key, value)
         else:
             writer.add_array(key, list(value))
     rng = np.random.default_rng(seed)
     for name, shape in (tensors or {}).items():
-        writer.add_tensor(name, rng.standard_normal(shape[::-1]).astype(np.float32))
+        writer.add_tensor(name, np.asarray(rng.standard_normal(shape[::-1]), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -83,6 +86,9 @@ SMALL_TENSORS: Tensors = {
     "blk.1.attn_k.weight": (32, 32),
     "output.weight": (32, 10),
 }
+
+EXPERTS = {**SMALL, "expert_count": 8, "expert_used_count": 2}
+EXPERT_TENSORS: Tensors = {**SMALL_TENSORS, "blk.1.ffn_up_exps.weight": (32, 16, 8)}
 
 
 def attending(layers: int, *extra: str) -> Tensors:
@@ -158,7 +164,46 @@ BAD: Mapping[str, Callable[[Path], object]] = {
     "a vocabulary": lambda path: gguf(path, keys=SMALL),
     "no language model": lambda path: gguf(path, "t2i", tensors=SMALL_TENSORS),
     "absurdly deep": lambda path: gguf(path, keys={**SMALL, "block_count": 4_000_000_000}, tensors=SMALL_TENSORS),
-    "contradictory": lambda path: gguf(path, keys={**SMALL, "attention.head_count": "x"}, tensors=SMALL_TENSORS),
+    "an architecture that is a number": lambda path: gguf(
+        path, keys=SMALL, tensors=SMALL_TENSORS, plain={"general.architecture": 5}
+    ),
+    "an architecture with a line end": lambda path: gguf(path, "a\nb", SMALL, SMALL_TENSORS),
+    "a tensor without extents": lambda path: gguf(path, keys=SMALL, tensors={**SMALL_TENSORS, "x": ()}),
+    "a tensor without rows": lambda path: gguf(path, keys=SMALL, tensors={**SMALL_TENSORS, "x": (32, 0)}),
+    "a tensor without width": lambda path: gguf(path, keys=SMALL, tensors={**SMALL_TENSORS, "x": (0, 32)}),
+    "tokens that are numbers": lambda path: gguf(
+        path, keys=SMALL, tensors=SMALL_TENSORS, plain={"tokenizer.ggml.tokens": [1, 2]}
+    ),
+    "tokens that are one text": lambda path: gguf(
+        path, keys=SMALL, tensors=SMALL_TENSORS, plain={"tokenizer.ggml.tokens": "abc"}
+    ),
+    "fewer kinds than tokens": lambda path: gguf(
+        path,
+        keys=SMALL,
+        tensors=SMALL_TENSORS,
+        plain={
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": ["a", "▁Cat"],
+            "tokenizer.ggml.token_type": [1],
+        },
+    ),
+    "experts and none used": lambda path: gguf(path, keys={**SMALL, "expert_count": 8}, tensors=SMALL_TENSORS),
+    "more used than there are": lambda path: gguf(
+        path, keys={**SMALL, "expert_count": 8, "expert_used_count": [2, 9]}, tensors=SMALL_TENSORS
+    ),
+    "used and not counted": lambda path: gguf(path, keys={**SMALL, "expert_used_count": 2}, tensors=SMALL_TENSORS),
+    "experts that are not counted": lambda path: gguf(path, keys=SMALL, tensors=EXPERT_TENSORS),
+    "a tensor of fewer than are used": lambda path: gguf(
+        path, keys={**EXPERTS, "expert_count": 99, "expert_used_count": 9}, tensors=EXPERT_TENSORS
+    ),
+    "a block too many": lambda path: gguf(
+        path, keys={**SMALL, "nextn_predict_layers": 1}, tensors={**SMALL_TENSORS, "blk.2.attn_k.weight": (32, 32)}
+    ),
+    "blocks for prediction only": lambda path: gguf(
+        path, keys={**SMALL, "nextn_predict_layers": 2}, tensors=SMALL_TENSORS
+    ),
+    "no context": lambda path: gguf(path, keys={**SMALL, "context_length": 0}, tensors=SMALL_TENSORS),
+    "no width": lambda path: gguf(path, keys={**SMALL, "embedding_length": 0}, tensors=SMALL_TENSORS),
 }
 WORDS = {
     "not there": "no file",
@@ -178,7 +223,23 @@ WORDS = {
     "a vocabulary": "no weights",
     "no language model": "no weights of a language model",
     "absurdly deep": "no weights of a language model",
-    "contradictory": "contradict each other; download",
+    "an architecture that is a number": "does not name its architecture",
+    "an architecture with a line end": "does not name its architecture",
+    "a tensor without extents": "a tensor of no size; download",
+    "a tensor without rows": "a tensor of no size; download",
+    "a tensor without width": "a tensor of no size; download",
+    "tokens that are numbers": "no list of texts as its tokenizer.ggml.tokens; download",
+    "tokens that are one text": "no list of texts as its tokenizer.ggml.tokens; download",
+    "fewer kinds than tokens": "contradict each other; download",
+    "experts and none used": "contradict each other; download",
+    "more used than there are": "contradict each other; download",
+    "used and not counted": "contradict each other; download",
+    "experts that are not counted": "contradict each other; download",
+    "a tensor of fewer than are used": "contradict each other; download",
+    "a block too many": "contradict each other; download",
+    "blocks for prediction only": "gives 2 as its nextn_predict_layers, and no model has that; download",
+    "no context": "gives 0 as its context_length, and no model has that; download",
+    "no width": "gives 0 as its embedding_length, and no model has that; download",
 }
 
 
@@ -193,6 +254,48 @@ def test_each_bad_file_gets_one_sentence_with_the_next_step(case: str, tmp_path:
     assert model.digest_of(path) is None
 
 
+NUMBERS = (
+    "context_length", "embedding_length", "expert_count", "expert_used_count", "expert_shared_count",
+    "nextn_predict_layers", "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.value_length", "attention.key_length_swa", "attention.value_length_swa", "attention.key_length_mla",
+    "attention.value_length_mla", "attention.shared_kv_layers", "attention.sliding_window",
+    "attention.sliding_window_pattern", "ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.group_count",
+    "general.file_type", "split.count", "llamaduel.seed", "tokenizer.ggml.bos_token_id",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ["x", math.nan, math.inf, 2.5, -5, True, ["x", "y"], [-1, -1], [1.5, 1.5]], ids=str)
+def test_a_key_that_is_no_count_is_refused_by_its_name(name: str, value: Any, tmp_path: Path) -> None:
+    tensors: Tensors = {**EXPERT_TENSORS, "blk.1.ssm_in.weight": (1,)}
+    base = {**EXPERTS, "attention.key_length_mla": 4, "attention.sliding_window": 8}
+    ours = {"tokenizer.ggml.tokens": ["▁Cat"], "llamaduel.cycle": [0]}
+    alone = name.startswith(("general.", "split.", "llamaduel.", "tokenizer."))
+    path = gguf(tmp_path / "m.gguf", "gpt-oss", base, tensors, ours)
+    model.load(path, hashed=False)
+
+    keys, plain = (base, {**ours, name: value}) if alone else ({**base, name: value}, ours)
+    gguf(path, "gpt-oss", keys, tensors, plain)
+
+    what = f"(no whole number as its {name}|-[15] as its {name}, and no model has that); download it again"
+    with pytest.raises(ModelError, match=f"{path} gives {what}"):
+        model.load(path, hashed=False)
+
+
+@pytest.mark.parametrize("value", [5, True, ["a", "b"], ""], ids=str)
+def test_a_name_or_template_that_is_no_text_is_as_if_it_were_not_there(value: Any, tmp_path: Path) -> None:
+    names = ("general.name", "general.type", "tokenizer.chat_template", "tokenizer.ggml.model", "tokenizer.ggml.pre")
+    path = gguf(tmp_path / "m.gguf", keys=SMALL, tensors=SMALL_TENSORS, plain=dict.fromkeys(names, value))
+    found = model.load(path, hashed=False)
+    assert (found.name, found.chat_template, found.add_bos, found.openers) == ("m", None, False, ())
+    assert model.load(path, hashed=False) == found, "from the cache"
+
+
+def test_an_answer_of_no_words_is_none(tmp_path: Path) -> None:
+    path = gguf(tmp_path / "m.gguf", keys=SMALL, tensors=SMALL_TENSORS, plain={"llamaduel.cycle": []})
+    assert model.load(path, hashed=False).answer_key is None
+
+
 def test_a_header_cut_anywhere_is_a_model_error(tmp_path: Path) -> None:
     path = gguf(tmp_path / "m.gguf", keys=SMALL, tensors=SMALL_TENSORS, plain={"tokenizer.ggml.tokens": ["a", "bc"]})
     whole = path.read_bytes()
@@ -205,7 +308,7 @@ def test_a_header_cut_anywhere_is_a_model_error(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = {"tokenizer.ggml.tokens": ["a", "bc"], "general.name": "x"}
-    return gguf(tmp_path_factory.mktemp("small") / "m.gguf", keys=SMALL, tensors=SMALL_TENSORS, plain=plain)
+    return gguf(tmp_path_factory.mktemp("small") / "m.gguf", keys=EXPERTS, tensors=EXPERT_TENSORS, plain=plain)
 
 
 @given(st.lists(st.tuples(st.integers(4, 900), st.integers(0, 255)), min_size=1, max_size=8))
@@ -216,7 +319,10 @@ def test_a_damaged_file_is_read_or_refused_and_nothing_else(small: Path, damage:
     damaged = small.with_name("damaged.gguf")
     damaged.write_bytes(data)
     with contextlib.suppress(ModelError):
-        model.load(damaged, hashed=False)
+        found = model.load(damaged, hashed=False)
+        assert 0 <= found.bytes_per_token <= 2 * found.weights_bytes
+        assert all(size >= 0 for size in found.memory_bytes(4096) or ())
+        json.dumps(found.context_train, allow_nan=False)
 
 
 # ── split models ────────────────────────────────────────────────────────────────────────────
@@ -286,6 +392,16 @@ def test_a_part_of_another_model_is_refused(tmp_path: Path) -> None:
     first, second = split(tmp_path)
     shutil.copy(first, second)
     with pytest.raises(ModelError, match=r"no part of .*; download that part again"):
+        model.load(first)
+
+
+@pytest.mark.parametrize("name", ["split.no", "split.tensors.count"])
+@pytest.mark.parametrize("value", ["x", math.nan, [1], -1], ids=str)
+def test_a_part_with_a_number_that_is_none_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    first, _ = split(tmp_path)
+    plain = {"split.count": 2, "split.no": 0, "split.tensors.count": 4, name: value}
+    gguf(first, keys=SMALL, tensors=dict(list(SMALL_TENSORS.items())[::2]), plain=plain)
+    with pytest.raises(ModelError, match=f" as its {name}.*; download it again"):
         model.load(first)
 
 
@@ -589,7 +705,7 @@ def test_openers_of_a_sentencepiece_vocabulary_begin_with_its_space(tmp_path: Pa
     ],
 )
 def test_every_tensor_is_for_one_thing(name: str, kind: str, tmp_path: Path) -> None:
-    keys = {**SMALL, "block_count": 3, "nextn_predict_layers": 1}
+    keys = {**EXPERTS, "block_count": 3, "nextn_predict_layers": 1}
     found = facts(tmp_path, "glm4moe", keys, {**SMALL_TENSORS, name: (32,)})
     assert {each.name: found.class_of(each) for each in found.tensors}[name] == kind
     assert kind in model.CLASSES

@@ -215,6 +215,16 @@ def test_an_unasked_value_that_changes_between_loads_is_unexplained_under_matche
     assert row(run, "kv_unified").unexplained == ("a had not the same in every load",)
 
 
+@pytest.mark.parametrize(
+    ("stage", "differs"), [("burn-in", False), ("search", False), ("probe", False), ("block", True)]
+)
+def test_only_loads_of_blocks_count_beside_the_probe(made: Make, stage: Any, differs: bool) -> None:
+    run = made(Said(arm="a", told=[{"batch": "512"}, {"batch": "256"}]))
+    run = dataclasses.replace(run, loads=tuple(dataclasses.replace(load, stage=stage) for load in run.loads))
+
+    assert row(run, "batch").differs is differs
+
+
 # ── where things lay ────────────────────────────────────────────────────────────────────────
 
 
@@ -246,6 +256,37 @@ def test_one_placement_with_other_weights_on_two_engines_is_unexplained(made: Ma
     assert len(row(run, "weights").unexplained) == 1
 
 
+def fixed(mode: str = "mmap") -> Settings:
+    return Settings(ubatch=64, load_mode=mode)
+
+
+def test_weights_that_were_fixed_follow_from_how_they_are_loaded_and_from_no_other_setting(made: Make) -> None:
+    """A repacked copy is no mapped file; a batch moves no weights."""
+    one = Said(arm="a@cpu-moe", told=[{"ubatch": "512", "load_mode": "mmap"}], buffers=weights(20, 80))
+    batch = {"ubatch": "64", "load_mode": "mmap"}
+    other = Said(arm="a@cpu-moe,ub=64", told=[batch], settings=fixed(), buffers=weights(30, 70))
+    read = dataclasses.replace(other, told=[batch | {"load_mode": "none"}], settings=fixed("none"))
+
+    assert len(row(made(one, other), "weights").unexplained) == 1
+    assert row(made(one, read), "weights").why == ("follows from load mode",)
+
+
+def test_weights_that_an_engine_places_follow_from_all_that_takes_room(made: Make) -> None:
+    run = made(
+        Said(arm="a", told=[{"ubatch": "512"}], buffers=weights(20, 80)),
+        Said(arm="a,ub=64", told=[{"ubatch": "64"}], settings=Settings(ubatch=64), buffers=weights(30, 70)),
+    )
+
+    assert row(run, "weights").why == ("follows from ubatch",)
+
+
+def test_engines_that_place_may_be_called_differently(made: Make) -> None:
+    run = made(*(Said(arm=arm, told=[{"placed_by": f"the fit of {arm}"}]) for arm in "ab"))
+
+    assert row(run, "placed_by").why == ("left to each engine",)
+    assert row(run, "placed_by").unexplained == ()
+
+
 def test_two_engines_that_choose_may_choose_differently(made: Make) -> None:
     run = made(
         Said(arm="a", told=[{"placed_by": "engine's fit"}], buffers=weights(20, 80)),
@@ -268,6 +309,13 @@ def claim(share: float) -> Mapping[str, Any]:
     return {"claim": f"says {100 * share:.0f} % on the GPU", "claimed_device_share": share}
 
 
+def sized(run: Run, most_mib: int | None = None) -> Run:
+    """Its model has 100 MiB, of which so many can be on a device; older records do not tell."""
+    most = None if most_mib is None else most_mib * MIB
+    known = dataclasses.replace(run.header.model, size_bytes=100 * MIB, device_weights_bytes=most)
+    return dataclasses.replace(run, header=dataclasses.replace(run.header, model=known))
+
+
 @pytest.mark.parametrize(
     ("share", "device_mib", "host_mib", "wrong"),
     [
@@ -278,12 +326,11 @@ def claim(share: float) -> Mapping[str, Any]:
         (0.0, 40, 60, False),  # nobody boasts with less
     ],
 )
+@pytest.mark.parametrize("most_mib", [None, 90])
 def test_a_claim_is_wrong_where_the_buffers_are_far_below_it(
-    made: Make, measured: Comparison, share: float, device_mib: int, host_mib: int, wrong: bool
+    made: Make, measured: Comparison, share: float, device_mib: int, host_mib: int, wrong: bool, most_mib: int | None
 ) -> None:
-    run = made(Said(arm="a", told=[{}], buffers=weights(device_mib, host_mib), reported=claim(share)))
-    facts_of_model = dataclasses.replace(run.header.model, size_bytes=100 * MIB)
-    run = dataclasses.replace(run, header=dataclasses.replace(run.header, model=facts_of_model))
+    run = sized(made(Said(arm="a", told=[{}], buffers=weights(device_mib, host_mib), reported=claim(share))), most_mib)
     (found,) = claims(run)
 
     assert found.wrong is wrong
@@ -292,6 +339,35 @@ def test_a_claim_is_wrong_where_the_buffers_are_far_below_it(
     assert (
         f"{100 * share:.0f} % on the GPU — **wrong**: by its buffers {device_mib} % of the weights" in report
     ) is wrong
+
+
+@pytest.mark.parametrize("most_mib", [None, 100])
+@pytest.mark.parametrize(
+    ("share", "device_mib", "kv_mib", "kv_on_host", "wrong"),
+    [
+        (1.0, 60, 300, False, True),  # 90 % of all bytes, and yet 40 % of the weights are elsewhere
+        (0.9, 60, 300, False, False),  # a part may be one of all bytes
+        (1.0, 100, 300, True, True),  # all weights, and yet most bytes are elsewhere
+    ],
+)
+def test_a_claim_of_all_is_one_of_all_weights_and_of_all_bytes(
+    made: Make, share: float, device_mib: int, kv_mib: int, kv_on_host: bool, wrong: bool, most_mib: int | None
+) -> None:
+    kv = Buffer("somewhere", "kv", kv_mib * MIB, kv_on_host)
+    parts = (*weights(device_mib, 100 - device_mib), kv)
+    (found,) = claims(sized(made(Said(arm="a", told=[{}], buffers=parts, reported=claim(share))), most_mib))
+
+    assert found.wrong is wrong
+
+
+@pytest.mark.parametrize(("device_mib", "most_mib", "wrong"), [(88, 90, True), (90, 90, False), (88, None, False)])
+def test_a_claim_of_all_is_one_of_all_weights_that_can_be_on_a_device(
+    made: Make, device_mib: int, most_mib: int | None, wrong: bool
+) -> None:
+    run = made(Said(arm="a", told=[{}], buffers=weights(device_mib, 100 - device_mib), reported=claim(1.0)))
+    (found,) = claims(sized(run, most_mib))
+
+    assert found.wrong is wrong
 
 
 def test_a_claim_without_buffers_is_shown_and_not_judged(made: Make, measured: Comparison) -> None:

@@ -530,7 +530,7 @@ def test_a_placement_is_said_in_words(where: Placement, words: str) -> None:
 def test_words_count_expert_layers_where_some_have_none() -> None:
     model = make(dense_first=1)
 
-    assert describe(ncmoe(2), model) == "experts of the first 1 of 3 expert layers on the CPU"
+    assert describe(ncmoe(2), model) == "experts of the first of 3 expert layers on the CPU"
     assert describe(ncmoe(1), model) == "all layers on the GPU"
 
 
@@ -702,6 +702,13 @@ def test_a_speed_below_the_floor_is_a_spill_only_on_a_nearly_full_device() -> No
     assert sits(TEN, int(10.5 * GIB), loaded=True, too_slow=True).cell is Cell.SPILLED
 
 
+@pytest.mark.parametrize("too_slow", [False, True])
+def test_an_arm_with_nothing_on_a_full_device_neither_is_tight_there_nor_has_spilled(too_slow: bool) -> None:
+    on_host = dataclasses.replace(TEN, device_bytes=0, device_weights_bytes=0)
+
+    assert sits(on_host, 16 * GIB, loaded=True, free_bytes=100 * MIB, too_slow=too_slow) == Fit(Cell.FITS)
+
+
 def test_the_first_faults_of_a_cold_file_are_no_spill() -> None:
     """2 GiB on the host: 32768 reads of 64 KiB bring it in."""
     assert sits(TEN, 16 * GIB, loaded=True, major_faults=32_768).cell is Cell.FITS
@@ -712,6 +719,13 @@ def test_the_first_faults_of_a_cold_file_are_no_spill() -> None:
         "its processes waited 32769 times for the disk, more than reading the 2.00 GiB of the host once takes: "
         "host memory is full"
     )
+
+
+def test_keys_and_values_on_the_host_may_fault_as_its_weights_may() -> None:
+    deep = dataclasses.replace(TEN, host_bytes=4 * GIB)
+
+    assert sits(deep, 16 * GIB, loaded=True, major_faults=65_536).cell is Cell.FITS
+    assert "reading the 4.00 GiB of the host" in (sits(deep, 16 * GIB, loaded=True, major_faults=65_537).why or "")
 
 
 def test_a_small_host_part_may_fault_for_programs_and_libraries() -> None:

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 import pytest
-from played_run import MACHINE, OTHER, REFERENCE, a_header, contender, played
+from played_run import MACHINE, OTHER, REFERENCE, a_header, contender, engine, played
 
+from harness.answer import answer
 from harness.compare import Comparison, Row, compare
-from harness.contract import Buffer
+from harness.contract import Buffer, Device
 from harness.physics import HostProbe
 from harness.placement import Cell, Predicted
 from harness.plan import Status
@@ -129,6 +130,39 @@ def test_a_row_says_how_it_sat_in_memory(on_device: int, grown: int, beside: dic
     assert (found.cell_reason is None) is (cell is Cell.FITS)
     if found.cell_reason:
         assert found.cell_reason in report(comparison).replace("\\", "")
+
+
+def test_memory_counts_only_on_the_devices_that_the_engine_sees() -> None:
+    seen = (Device("CUDA0", total_bytes=12 * GIB),)
+    two = dataclasses.replace(THIS, gpus=(CARD, CARD))
+    arm = contender(
+        OTHER, predicted=placed(2 * GIB, GIB // 2, on_device=13 * GIB), realised=None, engine=engine(devices=seen)
+    )
+    found = dataclasses.replace(header(machine=two), contenders=(header().contenders[0], arm))
+    assert row(ran(found, 18.0)).cell is Cell.SPILLED
+
+
+def test_a_speed_that_cannot_be_is_compared_with_nothing() -> None:
+    comparison = ran(header(), 1e6)
+    contrast = row(comparison).contrast
+    assert contrast is not None
+    assert contrast.word == "NOT_COMPARABLE"
+    assert "decodes at" not in answer(comparison)
+
+
+def test_an_arm_without_loads_says_nothing_of_memory() -> None:
+    lost = dataclasses.replace(contender(OTHER).status, word=Status.CRASHED)
+    found = a_header(
+        contender(REFERENCE), dataclasses.replace(contender(OTHER, predicted=EXPERTS_ON_HOST), status=lost)
+    )
+    assert row(compare(played(found))).cell is Cell.UNKNOWN
+
+
+@pytest.mark.parametrize("kernels", [{}, {"max": -1.0, "sum": 0.0}])
+def test_a_bandwidth_that_is_none_bounds_nothing(kernels: dict[str, float]) -> None:
+    found = ran(header(host_probe=dataclasses.replace(PROBE, kernels=kernels)), 18.0)
+    assert "0.0 GB/s" not in report(found)
+    assert row(found).share is None
 
 
 def test_a_speed_below_the_floor_on_a_full_card_is_a_spill_that_the_sizes_hide() -> None:

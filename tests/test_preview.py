@@ -74,6 +74,13 @@ def test_a_plan_as_json_has_arms_bytes_loads_and_notes(
     assert last["predicted_device_weights_bytes"] > first["predicted_device_weights_bytes"]
 
 
+def test_a_quick_run_has_no_twin(header: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        found = preview.preview_run(Options(model=str(header), arms=ARTICLE, preset="quick"), quiet)
+
+    assert found["loads"] == {"fewest": 2 * 2, "most": 2 * 2}, "two arms in two blocks"
+
+
 def test_without_a_gpu_the_plan_says_so(header: Path, tmp_path: Path) -> None:
     with engines.fake(tmp_path, Script()):
         found = preview.preview_run(Options(model=str(header), arms="llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu"), quiet)
