@@ -258,12 +258,12 @@ class Interval:
     note: str = FOR_ONE_ROW
 
 
-WIDEST = 10.0  # between the ends of an interval that says anything
+MOST_TELLING = 10.0  # between the ends of an interval that says anything
 
 
 def telling(low: float | None, high: float | None) -> tuple[float, float] | None:
     """The ends of an interval that is worth printing: that of two loads may reach from nothing to everything."""
-    return (low, high) if low is not None and high is not None and high <= WIDEST * low else None
+    return (low, high) if low is not None and high is not None and high <= MOST_TELLING * low else None
 
 
 def interval(values: Sequence[float], level: float = 0.95) -> Interval:

@@ -394,7 +394,7 @@ def test_ctrl_c_keeps_a_readable_run(fakes: engines.Engines, model: Path, tmp_pa
     stopped = read(folder)
     assert stopped.blocks_run >= 1
     assert not stopped.finished
-    assert "Stopped after" in (folder / "report.md").read_text()
+    assert "It was stopped;" in (folder / "report.md").read_text()
     assert verify(folder) == []
 
 
