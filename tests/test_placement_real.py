@@ -115,18 +115,20 @@ def test_on_a_build_without_rpc_a_sweep_changes_nothing_and_says_what_to_do(
     assert said.count(NEXT_STEP) == 2
 
 
-def test_beside_an_arm_that_runs_the_first_of_the_sweep_is_void_and_the_others_are_no_arms(
+def test_beside_the_cpu_the_whole_sweep_is_the_cpu_and_a_choice_of_the_engine_has_nothing_to_choose(
     wheel: str, layered: Model, tmp_path: Path
 ) -> None:
-    arms = "llama-cpp,llama-cpp@ncmoe=0,llama-cpp@ncmoe=12,llama-cpp@cpu-moe"
+    arms = "llama-cpp@cpu,llama-cpp@ncmoe=0,llama-cpp@ncmoe=12,llama-cpp@cpu-moe,llama-cpp"
 
     comparison = measured(layered.file.path, tmp_path, stand_in="all", llama_server=wheel, arms=arms)
 
     rows = {row.arm: row for row in comparison.rows}
-    words = [rows[arm].status.word for arm in arms.split(",")[1:]]
-    assert words == [Status.VOID, Status.NOOP, Status.NOOP]
-    assert all(NEXT_STEP in rows[arm].status.reason for arm in arms.split(",")[1:])
-    assert rows["llama-cpp"].output_ok
+    sweep = arms.split(",")[1:4]
+    assert [rows[arm].status.word for arm in sweep] == [Status.NOOP] * 3
+    assert all(NEXT_STEP in rows[arm].status.reason for arm in sweep)
+    assert rows["llama-cpp"].status.word is Status.UNAVAILABLE
+    assert "has no RPC" in rows["llama-cpp"].status.reason
+    assert rows["llama-cpp@cpu"].output_ok
 
 
 def test_hosts_by_rpc_stay_unavailable_on_such_a_build(wheel: str, layered: Model, tmp_path: Path) -> None:
