@@ -191,3 +191,37 @@ def test_memory_that_the_driver_did_not_see_makes_the_run_amber() -> None:
     )
     comparison = compare(dataclasses.replace(run, loads=loads))
     assert any("a part of it is not on the device" in reason for reason in comparison.state.reasons)
+
+
+def test_one_load_that_swapped_is_enough() -> None:
+    found = header()
+    run = played(found, {REFERENCE: 20.0, OTHER: 18.0})
+    swapped = Telemetry(seconds=50.0, vram_bytes=9 * GIB, swap_growth_bytes=GIB)
+    calm = dataclasses.replace(swapped, swap_growth_bytes=0)
+    loads = tuple(dataclasses.replace(each, telemetry=swapped if each.block == 2 else calm) for each in run.loads)
+    assert row(compare(dataclasses.replace(run, loads=loads))).cell is Cell.SPILLED
+
+
+def test_a_stand_in_is_as_full_as_all_its_buffers() -> None:
+    """Weights alone leave room; the context and what is computed in do not."""
+    settings = dataclasses.replace(contender(OTHER).settings, stand_in_bytes=10 * GIB)
+    realised = contender(OTHER).realised
+    assert realised is not None
+    held = {"weights": 8 * GIB, "kv": GIB, "compute": 5 * GIB // 4}
+    buffers = tuple(Buffer("RPC0", kind, size, on_host=False) for kind, size in held.items())
+    realised = dataclasses.replace(realised, buffers=(*buffers, Buffer("CPU", "weights", 10 * GIB, on_host=True)))
+    predicted = dataclasses.replace(placed(2 * GIB, GIB // 2, on_device=9 * GIB), device_weights_bytes=8 * GIB)
+    arm = contender(OTHER, predicted=predicted, realised=realised, settings=settings)
+    found = dataclasses.replace(header(), contenders=(header().contenders[0], arm))
+    run = played(found, {REFERENCE: 20.0, OTHER: 18.0})
+    loads = tuple(dataclasses.replace(each, realised=realised) if each.arm == OTHER else each for each in run.loads)
+    comparison = compare(dataclasses.replace(run, loads=loads))
+    assert row(comparison).cell is Cell.SPILLED
+    assert row(comparison).cell_reason == "10.2 GiB of 10.0 GiB of device memory are taken"
+
+
+def test_the_memory_of_other_machines_is_not_known() -> None:
+    settings = dataclasses.replace(contender(OTHER).settings, rpc=("box:50052",))
+    arm = contender(OTHER, predicted=EXPERTS_ON_HOST, realised=None, settings=settings)
+    found = dataclasses.replace(header(), contenders=(header().contenders[0], arm))
+    assert row(ran(found, 18.0, grown=0)).cell is Cell.UNKNOWN
