@@ -7,6 +7,7 @@ import dataclasses
 from harness.arms import KNOBS
 from harness.changes import Change, Changes
 from harness.compare import Comparison, Row
+from harness.placement import Cell
 from harness.plan import Status
 from harness.record import Search
 from harness.verdict import Contrast, telling
@@ -110,6 +111,14 @@ def verdict_of(row: Row) -> str:
 
 def status_of(row: Row) -> str:
     return row.why_not or str(row.status)
+
+
+def memory_of(row: Row) -> str:
+    return NONE if row.cell is Cell.UNKNOWN else row.cell.value
+
+
+def ceiling_share_of(row: Row) -> str:
+    return NONE if row.share is None else percent(round(row.share, 2))
 
 
 def best_commands(comparison: Comparison) -> list[tuple[str, str]]:

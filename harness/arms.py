@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from harness.contract import Arm, Placement, Settings
@@ -112,7 +113,7 @@ def parse_sweeps(text: str) -> tuple[tuple[Arm, ...], ...]:
         else:
             word = re.split("[@=]", piece, maxsplit=1)[0]
             raise UsageError(f"no engine {word!r}; {nearest(word, known)}")
-    many = sum(math.prod(map(_values, group)) for group in groups)
+    many = sum(math.prod(len(_alternatives(piece)[1]) for piece in group) for group in groups)
     if many > MOST_SWEPT:
         raise UsageError(f"{text!r} makes {many} arms; at most {MOST_SWEPT}, so raise a step or drop values")
     sweeps = [
@@ -127,33 +128,23 @@ def parse_sweeps(text: str) -> tuple[tuple[Arm, ...], ...]:
     return tuple(sweeps)
 
 
-def _values(piece: str) -> int:
-    """How many arms a piece makes of one."""
-    value = piece.rpartition("=")[2]
-    if sweep := SWEEP.match(value):
-        return abs(int(sweep[2]) - int(sweep[1])) // max(1, int(sweep[3] or 1)) + 1
-    return value.count("/") + 1
+def _alternatives(piece: str) -> tuple[str, Sequence[object]]:
+    """What stands before a value, and the values: the numbers of `A..B/S`, those of the list `X/Y`, or just one."""
+    key, equals, value = piece.rpartition("=")
+    if not equals:
+        return "", (piece,)
+    if not (sweep := SWEEP.match(value)):
+        return f"{key}=", value.split("/")
+    first, last, step = int(sweep[1]), int(sweep[2]), int(sweep[3] or 1)
+    if step == 0:
+        raise UsageError(f"{piece}: the step of a sweep is at least 1")
+    return f"{key}=", range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
 
 
-def _expand(pieces: list[str]) -> Iterator[str]:
-    """The texts of one arm with every `A..B/S` replaced by each of its numbers, and every `X/Y` by X and by Y."""
-    for index, piece in enumerate(pieces):
-        key, equals, value = piece.rpartition("=")
-        if equals and (sweep := SWEEP.match(value)):
-            first, last, step = int(sweep[1]), int(sweep[2]), int(sweep[3] or 1)
-            if step == 0:
-                raise UsageError(f"{piece}: the step of a sweep is at least 1")
-            numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-            if len(numbers) > MOST_SWEPT:
-                raise UsageError(f"{piece} makes {len(numbers)} arms; at most {MOST_SWEPT}, so raise the step")
-            for number in numbers:
-                yield from _expand([*pieces[:index], f"{key}={number}", *pieces[index + 1 :]])
-            return
-        if equals and "/" in value:
-            for one in value.split("/"):
-                yield from _expand([*pieces[:index], f"{key}={one}", *pieces[index + 1 :]])
-            return
-    yield ",".join(pieces)
+def _expand(pieces: Iterable[str]) -> Iterator[str]:
+    """The texts of one arm with every alternative of every piece."""
+    alternatives = [[f"{before}{value}" for value in values] for before, values in map(_alternatives, pieces)]
+    return map(",".join, product(*alternatives))
 
 
 def apply_knobs(arm: Arm, settings: Settings) -> Settings:

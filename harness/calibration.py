@@ -93,7 +93,7 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
             if not rates:
                 raise RunRefused(f"{contender.arm} gave no valid sample: {samples[-1].invalid}")
             server_ms.append(1000 / statistics.median(rates))
-            depth = max(each.usage.prompt_tokens or 0 for each in samples if each.usage)
+            depth = max(each.prompt_tokens or 0 for each in samples)
             watch(Progress(f"llama-bench, round {round_ + 1} of {ROUNDS}", lasting=False))
             log = folder / f"bench-{round_}.log"
             seconds = bench.bench(engine, field.model.file, arm, contender.settings, OUT_TOKENS, depth, log)

@@ -19,7 +19,7 @@ from harness.errors import RunRefused
 from harness.physics import Flag
 from harness.placement import Cell, Predicted
 from harness.plan import ArmStatus, Status
-from harness.plausibility import Plausibility
+from harness.plausibility import Plausibility, most
 from harness.record import Contender, Header, LoadRecord, Run
 from harness.run import outcomes_of
 from harness.sizes import format_bytes
@@ -310,7 +310,7 @@ def _row(
     mine = [load for load in run.loads if load.stage == "block" and load.label == label]
     samples = [sample for load in mine for sample in run.samples_of(load)]
     values = tuple(_values(run, load, began) for load in judged)
-    counts = [each.usage.prompt_tokens for each in samples if each.usage and each.usage.prompt_tokens is not None]
+    counts = [each.prompt_tokens for each in samples if each.prompt_tokens is not None]
     checked = [sample.output_ok for load in mine for sample in run.samples.get(load.id, ())]
     host_bytes, device_bytes = next(reversed(_placed(contender, judged)), (None, None))
     return Row(
@@ -326,8 +326,8 @@ def _row(
         prefill_tps=_interval(load.prefill_tps for load in values),
         ttft_s=_interval(load.ttft_s for load in values),
         load_s=_median(load.load_s for load in values),
-        vram_bytes=_most(load.telemetry.vram_bytes for load in mine if load.telemetry),
-        rss_bytes=_most(load.telemetry.peak_rss_bytes for load in mine if load.telemetry),
+        vram_bytes=most(load.telemetry.vram_bytes for load in mine if load.telemetry),
+        rss_bytes=most(load.telemetry.peak_rss_bytes for load in mine if load.telemetry),
         predicted=contender.predicted,
         predicted_device_bytes=contender.predicted.device_bytes if contender.predicted else None,
         like=contender.like,
@@ -412,7 +412,3 @@ def _interval(speeds: Iterable[float | None]) -> Interval | None:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _most(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -66,6 +66,11 @@ class Point:
     fitted_tps: float | None = None
     flags: tuple[Flag, ...] = ()
 
+    @property
+    def can_be(self) -> bool:
+        """Whether any memory allows its speed."""
+        return Flag.IMPOSSIBLE not in self.flags
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
@@ -289,7 +294,7 @@ def _fitted(over: str, points: Sequence[Point], rows: dict[str, Row]) -> tuple[l
             point.tps,
             spilled=point.state is Cell.SPILLED,
             traffic=row.predicted,
-            flag=Flag.IMPOSSIBLE if Flag.IMPOSSIBLE in point.flags else None,
+            flag=None if point.can_be else Flag.IMPOSSIBLE,
         )
         for point in points
         if point.tps is not None and (row := rows[point.arm]).predicted is not None
@@ -322,11 +327,7 @@ def _signed(
     comparison: Comparison, over: str, points: Sequence[Point], rows: dict[str, Row]
 ) -> tuple[list[Point], list[str]]:
     """The points with those flagged that are slower although they keep more on the device, and the sentence."""
-    measured = [
-        point
-        for point in _toward_device(over, points)
-        if point.tps is not None and Flag.IMPOSSIBLE.value not in point.flags
-    ]
+    measured = [point for point in _toward_device(over, points) if point.tps is not None and point.can_be]
     ranks = _ranks(comparison, [point.arm for point in measured], rows)
     pairs = physics.wrong_signs(
         [
@@ -398,9 +399,7 @@ def _best(comparison: Comparison, points: Sequence[Point], rows: dict[str, Row])
     ratios = {
         point.label: ratio
         for point in points
-        if point.tps is not None
-        and Flag.IMPOSSIBLE.value not in point.flags
-        and (ratio := _ratio(rows.get(point.arm))) is not None
+        if point.tps is not None and point.can_be and (ratio := _ratio(rows.get(point.arm))) is not None
     }
     if len(ratios) < 2:
         return ()
@@ -428,11 +427,7 @@ def _full(point: Point) -> str:
 
 def _finding(comparison: Comparison, over: str, points: Sequence[Point], best: Sequence[str], edge: str | None) -> str:
     """One line for a title."""
-    measured = [
-        (point.tps, point.label)
-        for point in points
-        if point.tps is not None and Flag.IMPOSSIBLE.value not in point.flags
-    ]
+    measured = [(point.tps, point.label) for point in points if point.tps is not None and point.can_be]
     where = ""
     if edge is not None:
         where = f"; memory is full {'below' if over in FREES_DEVICE else 'above'} {at(over, edge)}"

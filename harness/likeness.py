@@ -36,12 +36,9 @@ def nearest(model: Model, buffers: Sequence[Buffer] | None, settings: Settings, 
 
     What the engine read back as its context belongs into `settings`, else only weights are compared.
     """
-    if buffers is None or any(buffer.device.endswith("_Mapped") and not buffer.on_host for buffer in buffers):
+    if buffers is None or placement.maps_file(buffers):
         return None
-    weights, memory = (
-        sum(buffer.bytes for buffer in buffers if buffer.kind in kinds and not buffer.on_host)
-        for kinds in (("weights",), ("kv", "rs"))
-    )
+    weights, memory = (placement.held_bytes(buffers, kinds, on_host=False) for kinds in (("weights",), ("kv", "rs")))
     best: Likeness | None = None
     least = 0
     for where in _candidates(model):
@@ -57,9 +54,9 @@ def nearest(model: Model, buffers: Sequence[Buffer] | None, settings: Settings, 
 
 def _candidates(model: Model) -> list[Placement]:
     """From all on the device to nothing there; of equal ones the first is taken."""
-    experts = [Placement("ncmoe", n) for n in range(model.blocks)] + [Placement("cpu-moe")]
+    experts = [*(Placement("ncmoe", n) for n in range(1, model.blocks)), Placement("cpu-moe")]
     return [
         Placement("ngl", model.blocks + 1),
-        *(experts[1:] if model.expert_layers else ()),
+        *(experts if model.expert_layers else ()),
         *(Placement("ngl", n) for n in range(model.blocks, -1, -1)),
     ]

@@ -154,6 +154,6 @@ def _measure(session: Session, task: Task, shared_tokens: int, prompt_tokens: di
         expected_prompt_tokens=prompt_tokens.get(prompt.id),
         shared_tokens=shared_tokens,
     )
-    if sample.invalid is None and sample.usage is not None and sample.usage.prompt_tokens is not None:
-        prompt_tokens.setdefault(prompt.id, sample.usage.prompt_tokens)
+    if sample.invalid is None and sample.prompt_tokens is not None:
+        prompt_tokens.setdefault(prompt.id, sample.prompt_tokens)
     return sample

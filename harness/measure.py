@@ -85,6 +85,10 @@ class Sample:
         return (self.chunk_ns[-1] - self.chunk_ns[0]) / 1e9 if self.chunk_ns else None
 
     @property
+    def prompt_tokens(self) -> int | None:
+        return self.usage.prompt_tokens if self.usage else None
+
+    @property
     def generated_tokens(self) -> int | None:
         return self.usage.generated_tokens if self.usage else None
 

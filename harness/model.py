@@ -98,6 +98,11 @@ class Memory:
     window: int | None = None  # tokens it looks back; None: all
     state_bytes: int = 0  # recurrent, whatever the context
 
+    def cells(self, context: int, ubatch: int) -> int:
+        """Tokens that there is room for, as llama.cpp pads them."""
+        seen = context if self.window is None else min(context, self.window + ubatch)
+        return -(-seen // 256) * 256
+
 
 @dataclass(frozen=True, slots=True)
 class Attention:
@@ -241,12 +246,13 @@ class Model:
         """
         if self.memory is None:
             return None
-        cells, widest = _pad(context), max((layer.values for layer in self.memory), default=0)
+        widest = max((layer.values for layer in self.memory), default=0)
         allocated = []
         for layer in self.memory:
-            seen = cells if layer.window is None else _pad(min(cells, layer.window + ubatch))
             values = layer.values if flash_attention or not layer.values else widest
-            allocated.append(seen * _row(layer.keys, values, type_k, type_v) + layer.state_bytes)
+            allocated.append(
+                layer.cells(context, ubatch) * _row(layer.keys, values, type_k, type_v) + layer.state_bytes
+            )
         return tuple(allocated)
 
 
@@ -458,10 +464,6 @@ def _row(keys: int, values: int, type_k: str, type_v: str) -> int:
     """Bytes of the keys and values of one token in one layer."""
     (k_elements, k_bytes), (v_elements, v_bytes) = header.block_of(type_k), header.block_of(type_v)
     return keys // k_elements * k_bytes + values // v_elements * v_bytes
-
-
-def _pad(cells: int) -> int:
-    return -(-cells // 256) * 256
 
 
 # ── words ───────────────────────────────────────────────────────────────────────────────────

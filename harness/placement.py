@@ -224,7 +224,7 @@ def _compute_bytes(model: Model, rule: _Rule, settings: Settings, kept: Sequence
     takes_over = not remote and tokens >= OFFLOADED_TOKENS
     flash = settings.flash_attention != "off"
     working = [block for block in range(model.layers) if takes_over or rule.holds_block(block, model)]
-    cells = [_cells(layer, settings.context, tokens) for layer in model.memory]
+    cells = [layer.cells(settings.context, tokens) for layer in model.memory]
     masks = sum({cells[block] for block in working if model.memory[block].keys}) * (2 if flash else 4)
     own: dict[int, dict[str, Tensor]] = {}
     for tensor in model.loaded:
@@ -248,12 +248,6 @@ def _compute_bytes(model: Model, rule: _Rule, settings: Settings, kept: Sequence
             steps.append((_arriving_elements(model, own.get(block - 1, {}), parts), 0))
         widest = max(widest, *(tokens * (4 * elements + masks) + more for elements, more in steps))
     return widest
-
-
-def _cells(layer: Memory, context: int, tokens: int) -> int:
-    """Places of one layer's cache, as llama.cpp pads them."""
-    seen = context if layer.window is None else min(context, layer.window + tokens)
-    return -(-seen // 256) * 256
 
 
 def _mixing_elements(model: Model, layer: Memory, own: Mapping[str, Tensor], scores: int | None) -> int | None:
@@ -521,17 +515,17 @@ def judge(predicted: Predicted | None, buffers: Sequence[Buffer] | None) -> str 
     """
     if predicted is None or buffers is None:
         return None
-    if any(buffer.device.endswith("_Mapped") and not buffer.on_host for buffer in buffers):
+    if maps_file(buffers):
         return None
-    parts = [("weights", predicted.device_weights_bytes, _sum(buffers, ("weights",), on_host=False))]
+    parts = [("weights", predicted.device_weights_bytes, held_bytes(buffers, ("weights",), on_host=False))]
     if predicted.device_bytes is not None:
         memory = predicted.device_bytes - predicted.device_weights_bytes
-        parts.append(("context memory", memory, _sum(buffers, ("kv", "rs"), on_host=False)))
+        parts.append(("context memory", memory, held_bytes(buffers, ("kv", "rs"), on_host=False)))
     for what, expected, seen in parts:
         if not same_bytes(expected, seen):
             return f"{format_bytes(seen)} of {what} on the device, where {format_bytes(expected)} were predicted"
     if predicted.host_bytes is not None:
-        host = _sum(buffers, ("weights", "kv", "rs"), on_host=True)
+        host = held_bytes(buffers, ("weights", "kv", "rs"), on_host=True)
         if host + TOLERANCE_BYTES < predicted.host_bytes * (1 - HOST_SHARE):
             return f"{format_bytes(host)} on the host, where {format_bytes(predicted.host_bytes)} were predicted"
     return None
@@ -600,10 +594,15 @@ def realised_bytes(buffers: Iterable[Buffer] | None) -> tuple[int, int] | None:
         return None
     kept = tuple(buffers)
     kinds = ("weights", "kv", "rs")
-    return _sum(kept, kinds, on_host=True), _sum(kept, kinds, on_host=False)
+    return held_bytes(kept, kinds, on_host=True), held_bytes(kept, kinds, on_host=False)
 
 
-def _sum(buffers: Iterable[Buffer], kinds: Sequence[str], *, on_host: bool) -> int:
+def maps_file(buffers: Iterable[Buffer]) -> bool:
+    """Whether the device maps the file itself, so that sizes are spans of the file and prove nothing."""
+    return any(buffer.device.endswith("_Mapped") and not buffer.on_host for buffer in buffers)
+
+
+def held_bytes(buffers: Iterable[Buffer], kinds: Sequence[str], *, on_host: bool) -> int:
     return sum(buffer.bytes for buffer in buffers if buffer.kind in kinds and buffer.on_host is on_host)
 
 

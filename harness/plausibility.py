@@ -49,8 +49,8 @@ def check(header: Header, contender: Contender, loads: Loads, tps: float | None)
             _device_bytes(header, contender),
             loaded=not refused,
             free_bytes=_least(_free_bytes(header, contender, each) for each in loads),
-            major_faults=_most(each.telemetry.major_faults for each in loads if each.telemetry),
-            swap_growth_bytes=_most(each.telemetry.swap_growth_bytes for each in loads if each.telemetry),
+            major_faults=most(each.telemetry.major_faults for each in loads if each.telemetry),
+            swap_growth_bytes=most(each.telemetry.swap_growth_bytes for each in loads if each.telemetry),
             too_slow=flag is Flag.TOO_SLOW,
         )
     found = (_contradiction(each) for each in loads)
@@ -117,5 +117,6 @@ def _least(values: Iterable[int | None]) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _most(values: Iterable[int | None]) -> int | None:
+def most(values: Iterable[int | None]) -> int | None:
+    """Of those that are known."""
     return max((value for value in values if value is not None), default=None)

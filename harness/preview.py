@@ -20,7 +20,7 @@ from harness.errors import RunRefused
 from harness.inspection import shares
 from harness.options import Options
 from harness.plan import Status
-from harness.probe import Field, Watch, find_field, find_model, same_placements
+from harness.probe import Field, Watch, find_field, find_model
 from harness.record import Contender, Run
 from harness.words import count
 
@@ -60,15 +60,13 @@ def preview_run(options: Options, watch: Watch) -> dict[str, Any]:
 
 def notes(field: Field) -> list[str]:
     """How many arms there really are and why, then what else there is to know of this field."""
-    same = same_placements(field.model, field.contenders)
-    others = [note for note in field.notes if note not in same]
     words = [each.status.word for each in field.contenders]
     left, merged, large = (words.count(word) for word in (Status.OK, Status.ALIAS, Status.DOES_NOT_FIT))
     if not merged and not large:
-        return others
+        return [*field.notes]
     why = f": {large} {'does' if large == 1 else 'do'} not fit" if large else ""
-    sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in same)
-    return [f"{count(left, 'arm')}, not {left + merged + large}{why}.{sentences}", *others]
+    sentences = "".join(f" {text[0].upper()}{text[1:]}." for text in field.merged)
+    return [f"{count(left, 'arm')}, not {left + merged + large}{why}.{sentences}", *field.notes]
 
 
 # ── minutes ─────────────────────────────────────────────────────────────────────────────────

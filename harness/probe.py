@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness import baseline, likeness, placement, plan, process, prompts, synth
 from harness import machine as machines
@@ -64,6 +63,7 @@ class Field:
     prompts: prompts.PromptSet
     contenders: tuple[Contender, ...]
     notes: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()  # which arms are one placement, and why, in sentences
 
     @property
     def context(self) -> int | None:
@@ -96,8 +96,8 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
             *_unused_gpus(machine, engines, options),
             *_setting_notes(options, given),
             *_prompt_notes(model),
-            *same_placements(model, contenders),
         ),
+        merged=_same_placements(model, contenders),
     )
 
 
@@ -281,8 +281,8 @@ def _merge(contenders: Sequence[Contender]) -> tuple[Contender, ...]:
     )
 
 
-def same_placements(model: Model, contenders: Iterable[Contender]) -> tuple[str, ...]:
-    """Which arms are one placement, and why, in sentences."""
+def _same_placements(model: Model, contenders: Iterable[Contender]) -> tuple[str, ...]:
+    """One sentence for each placement that goes by several names."""
     merged = {each.arm: each.status.alias_of for each in contenders if each.status.alias_of is not None}
     device = any(each.predicted and each.predicted.placement_class != "host" for each in contenders)
     return placement.equal_in_words(model, merged, device)
@@ -335,8 +335,9 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
         if contender.status.word is Status.OK:
             sample = samples[-1]
             load_s = (load.realised and load.realised.load_s) or 0.0
-            counted = sample.usage.prompt_tokens if sample.usage else None
-            seen[contender.arm] = _Seen(contender, load_s, sample.decode_tps or 0.0, sample.ttft_s or 0.0, counted)
+            seen[contender.arm] = _Seen(
+                contender, load_s, sample.decode_tps or 0.0, sample.ttft_s or 0.0, sample.prompt_tokens
+            )
     contenders = _name_noops(contenders)
     if not seen:
         raise RunRefused(no_arm(contenders))
@@ -439,9 +440,9 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
         return dataclasses.replace(contender, status=load.failure)
     assert load.realised is not None
     realised, digest = load.realised, load.weights_digest
-    contender = dataclasses.replace(
-        contender, realised=realised, weights_digest=digest, **_likeness(contender, realised, model, samples)
-    )
+    contender = dataclasses.replace(contender, realised=realised, weights_digest=digest)
+    if contender.predicted is None:
+        contender = _with_likeness(contender, realised, model, samples)
     broken = next((sample.invalid for sample in samples if sample.invalid), None)
     if broken:
         return dataclasses.replace(contender, status=ArmStatus(Status.UNSTABLE, f"its samples are invalid: {broken}"))
@@ -452,17 +453,17 @@ def after_load(contender: Contender, load: LoadRecord, samples: tuple[Sample, ..
     return dataclasses.replace(contender, status=ArmStatus(Status.VOID, wrong)) if wrong else contender
 
 
-def _likeness(contender: Contender, realised: Realised, model: Model, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Of a placement that the engine chose: in words, and the nearest one of ours."""
-    if contender.predicted is not None:
-        return {}
+def _with_likeness(contender: Contender, realised: Realised, model: Model, samples: Sequence[Sample]) -> Contender:
+    """The placement that the engine chose in words, and the nearest one of ours."""
     context = realised.settings.get("context")
     settings = contender.settings
     if settings.context is None and context is not None and context.isdecimal():
         settings = dataclasses.replace(settings, context=int(context))
-    counts = [each.usage.prompt_tokens for each in samples if each.usage and each.usage.prompt_tokens is not None]
+    counts = [each.prompt_tokens for each in samples if each.prompt_tokens is not None]
     found = likeness.nearest(model, realised.buffers, settings, depth=max(counts, default=settings.depth))
-    return {} if found is None else {"like": found.predicted, "placement": found.in_words(model)}
+    if found is None:
+        return contender
+    return dataclasses.replace(contender, like=found.predicted, placement=found.in_words(model))
 
 
 def void(predicted: Predicted | None, load: LoadRecord, samples: Sequence[Sample]) -> str | None:

@@ -7,13 +7,22 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from harness import physics
-from harness.answer import all_rows, answer, best_commands, candidates, not_counted, status_of
+from harness.answer import (
+    all_rows,
+    answer,
+    best_commands,
+    candidates,
+    ceiling_share_of,
+    memory_of,
+    not_counted,
+    status_of,
+)
 from harness.charts import draw_curve
 from harness.compare import Comparison, Row
 from harness.curve import Curve, curves, draw
 from harness.gates import BAND_C, Temperatures
 from harness.parity import OVERCLAIM, Parity, claims, parity, spoken
-from harness.placement import Cell
+from harness.placement import Cell, held_bytes
 from harness.plan import Status
 from harness.record import LoadRecord
 from harness.terminal import grid
@@ -343,7 +352,7 @@ def _placements(comparison: Comparison) -> str:
                 *_where(row),
                 memory(row.vram_bytes),
                 memory(row.rss_bytes),
-                NONE if row.cell is Cell.UNKNOWN else row.cell.value,
+                memory_of(row),
                 (row.weights_digest or NONE)[:16],
                 row.engine or NONE,
             )
@@ -377,9 +386,7 @@ def _both(predicted: int | None, realised: int | None, about: str = "") -> str:
 
 
 def _held(row: Row, kinds: Sequence[str], *, on_host: bool) -> int | None:
-    if row.buffers is None:
-        return None
-    return sum(each.bytes for each in row.buffers if each.kind in kinds and each.on_host is on_host)
+    return None if row.buffers is None else held_bytes(row.buffers, kinds, on_host=on_host)
 
 
 def _cells(comparison: Comparison) -> list[str]:
@@ -471,7 +478,7 @@ def _physics(comparison: Comparison) -> str:
                 number(row.floor_tps),
                 spread(row.decode_tps),
                 number(row.ceiling_tps),
-                NONE if row.share is None else percent(round(row.share, 2)),
+                ceiling_share_of(row),
                 ", ".join(row.flags) or NONE,
             )
         )

@@ -259,7 +259,7 @@ def _header(
         search=search,
         host_probe=host,
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
-        notes=(*field.notes, *found.notes),
+        notes=(*field.notes, *field.merged, *found.notes),
     )
 
 

@@ -11,7 +11,9 @@ from harness.answer import (
     all_rows,
     answer,
     best_commands,
+    ceiling_share_of,
     change_sentence,
+    memory_of,
     not_counted,
     status_of,
     unfinished,
@@ -21,7 +23,6 @@ from harness.changes import Change, Changes
 from harness.compare import Comparison, Row
 from harness.differences import Difference
 from harness.parity import ASKED, Parity, parity, spoken
-from harness.placement import Cell
 from harness.words import NONE, count, memory, milliseconds, number, percent, plain, ratio, shell, spread
 
 Column = tuple[str, Callable[[Row], str]]
@@ -37,8 +38,8 @@ CELLS: tuple[Column, ...] = (
     ("on device", lambda row: memory(row.realised_device_bytes)),
     ("on host", lambda row: memory(row.realised_host_bytes)),
     ("RSS", lambda row: memory(row.rss_bytes)),
-    ("memory", lambda row: NONE if row.cell is Cell.UNKNOWN else row.cell.value),
-    ("of ceiling", lambda row: NONE if row.share is None else percent(round(row.share, 2))),
+    ("memory", memory_of),
+    ("of ceiling", ceiling_share_of),
     ("ratio", lambda row: "1" if row.is_reference else ratio(row.contrast)),
     ("verdict", verdict_of),
     ("status", status_of),

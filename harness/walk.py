@@ -81,9 +81,10 @@ def verify(folder: Path) -> list[str]:
     if not path.is_file():
         raise RunRefused(f"{folder} has no {REPORT}; write it with `llamaduel report {folder}`")
     written = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    computed = report(compare(run)).splitlines()
+    comparison = compare(run)
+    computed = report(comparison).splitlines()
     changed = difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0)
-    for name, text in charts(compare(run)).items():
+    for name, text in charts(comparison).items():
         found = (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).is_file() else ""
         if not is_same(found, text):
             problems.append(f"{name} is not the chart that the samples give; draw it by `llamaduel report {folder}`")
