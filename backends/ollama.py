@@ -82,6 +82,9 @@ class Ollama:
         self._found = engine
         return engine
 
+    def beside(self) -> Iterator[str]:
+        return ollama_daemon.beside()
+
     def parse(self, text: str) -> Arm:
         arm = read_arm(text, self.name, PLACEMENTS, KNOBS)
         knobs = dict(arm.knobs)

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from harness.changes import Changes, compare_runs
     from harness.compare import Comparison, Row
     from harness.display import show_progress
+    from harness.doctor import diagnose
     from harness.engines import install_engine, list_engines
-    from harness.errors import DuelError
+    from harness.errors import DuelError, nearest
     from harness.facts import as_json, row_json
     from harness.inspection import inspect_model
-    from harness.listings import engines_table, inspect_table, preview_table
+    from harness.listings import doctor_table, engines_table, inspect_table, preview_table
     from harness.options import Options, collect, declare
     from harness.preview import preview_run
+    from harness.publication import outcome, publish, published_json, published_text, rebuild_index, verify_all
     from harness.record import to_json
     from harness.render import report
+    from harness.sheets import sheet
+    from harness.step_summary import append_summary
     from harness.synth import synthesize
     from harness.terminal import changes_table, table
     from harness.walk import changes_since_baseline, duel, find_best, read, verify, write_report
@@ -36,6 +40,7 @@ __all__ = [
     "DuelError",
     "Options",
     "Row",
+    "append_summary",
     "as_json",
     "calibrate",
     "change_sentence",
@@ -44,6 +49,8 @@ __all__ = [
     "collect",
     "compare_runs",
     "declare",
+    "diagnose",
+    "doctor_table",
     "duel",
     "engines_table",
     "find_best",
@@ -51,19 +58,27 @@ __all__ = [
     "inspect_table",
     "install_engine",
     "list_engines",
+    "nearest",
+    "outcome",
     "parse_arms",
     "plain",
     "preview_run",
     "preview_table",
+    "publish",
+    "published_json",
+    "published_text",
     "read",
+    "rebuild_index",
     "report",
     "row_json",
+    "sheet",
     "show_progress",
     "synthesize",
     "table",
     "to_json",
     "undecided",
     "verify",
+    "verify_all",
     "write_report",
 ]
 
@@ -79,11 +94,12 @@ _MODULES = {
         "Row",
     ),
     "display": ("show_progress",),
+    "doctor": ("diagnose",),
     "engines": (
         "install_engine",
         "list_engines",
     ),
-    "errors": ("DuelError",),
+    "errors": ("DuelError", "nearest"),
     "options": (
         "Options",
         "collect",
@@ -91,13 +107,16 @@ _MODULES = {
     ),
     "inspection": ("inspect_model",),
     "preview": ("preview_run",),
+    "publication": ("outcome", "publish", "published_json", "published_text", "rebuild_index", "verify_all"),
     "record": ("to_json",),
     "answer": ("change_sentence", "undecided"),
     "facts": ("as_json", "row_json"),
-    "listings": ("engines_table", "inspect_table", "preview_table"),
+    "listings": ("doctor_table", "engines_table", "inspect_table", "preview_table"),
     "render": ("report",),
     "terminal": ("changes_table", "table"),
     "words": ("plain",),
+    "sheets": ("sheet",),
+    "step_summary": ("append_summary",),
     "synth": ("synthesize",),
     "walk": (
         "changes_since_baseline",

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator, Sequence
 
 from harness.arms import KNOBS
 from harness.changes import Change, Changes
-from harness.compare import Comparison, Row
+from harness.compare import Comparison, Row, all_rows
 from harness.placement import Cell
 from harness.plan import Status
 from harness.record import Search
 from harness.verdict import Contrast, telling
 from harness.words import NONE, count, percent, plain, spread
 
-ANSWER_CONTRASTS = 4  # more than these are in the table only
+ANSWER_ARMS = 4  # more than these are in the table only
 
 
 def answer(comparison: Comparison) -> str:
-    """What may be said, in one paragraph, most important first. Engines and builds are named last."""
-    state = comparison.state
-    if state.word == "RED":
-        said = f"This run ranks nothing. {state.reasons[0]}"
-    elif comparison.header.search is not None:
-        said = " ".join([_best(comparison), *_claims(comparison)])
-    else:
-        said = " ".join(_claims(comparison)) or _nothing_to_compare(comparison)
+    """What may be said and what to do, in a few sentences, most important first. Engines and builds are named last."""
     engines = dict.fromkeys(row.engine for row in comparison.rows if row.engine and row.loads)
-    stand_in = any(each.settings.stand_in_bytes is not None for each in comparison.header.contenders)
-    label = " Stand-in device: placement is real, speed says nothing about a GPU." if stand_in else ""
-    measured = f" Measured with {' and '.join(map(str, engines))}." if engines else ""
-    return f"{said}{measured}{label}"
+    sentences = [
+        _finding(comparison),
+        _advice(comparison),
+        "Stand-in device: placement is real, speed says nothing about a GPU." if _has_stand_in(comparison) else "",
+        f"Measured with {' and '.join(engines)}." if engines else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
-def _best(comparison: Comparison) -> str:
+def _has_stand_in(comparison: Comparison) -> bool:
+    return any(each.settings.stand_in_bytes is not None for each in comparison.header.contenders)
+
+
+def _finding(comparison: Comparison) -> str:
+    if comparison.state.word == "RED":
+        return f"This run ranks nothing. {comparison.state.reasons[0]}"
+    claims = _claims(comparison)
+    if comparison.header.search is not None:
+        return " ".join(filter(None, [_found(comparison), claims]))
+    return claims or _nothing_to_compare(comparison)
+
+
+def _found(comparison: Comparison) -> str:
     """What a search came to, by what was confirmed."""
     search = comparison.header.search
     assert search is not None
@@ -47,39 +56,111 @@ def _best(comparison: Comparison) -> str:
     return f"The best of {among} by {search.over} are {names}, which {how}."
 
 
+def best(comparison: Comparison) -> tuple[Row, ...]:
+    """The arm to take, or all that may be taken because none of them is shown to be faster; the first leads.
+
+    Empty where nothing is ranked, on a stand-in, and for pairs of one's own, which do not meet each other.
+    """
+    if comparison.header.search is not None:
+        return comparison.best
+    drawn, reference = comparison.header.plan, comparison.reference
+    pairs = {second for _, second in comparison.judgement.contrasts}
+    if not comparison.state.ranks or pairs != {drawn.reference} or _has_stand_in(comparison):
+        return ()
+    depths = {each.arm: each.settings.depth for each in comparison.header.contenders}
+    others = [
+        (row, row.contrast)
+        for row in comparison.rows
+        if row.contrast is not None
+        and row.contrast.word != "NOT_COMPARABLE"
+        and row.status.word is Status.OK
+        and depths[row.arm] == depths[reference.arm]  # another depth is other work and no choice
+    ]
+    ahead = [(row, contrast) for row, contrast in others if contrast.word == "DIFFERENT" and contrast.ratio > 1]
+    if ahead:
+        return (max(ahead, key=lambda each: each[1].ratio)[0],)
+    level = [row for row, contrast in others if contrast.word != "DIFFERENT"]
+    return (reference, *level) if others else ()
+
+
+def _advice(comparison: Comparison) -> str:
+    """The next step for one who has to choose."""
+    if comparison.state.word == "SCREENING" and comparison.finished and comparison.judgement.n:
+        return "Run it with --preset confirm before you choose by it."
+    rows = best(comparison)
+    if comparison.header.search is not None or not rows:
+        return ""
+    if len(rows) > 1:
+        same = all(row.contrast is None or row.contrast.word == "SAME" for row in rows)
+        none, any_ = ("Neither", "either") if len(rows) == 2 else ("None of them", "any")
+        return f"Take {any_}." if same else f"{none} is shown to be faster: take {any_}."
+    if rows[0].is_reference:
+        return f"Take {rows[0].arm}, the fastest here."
+    return f"Take {rows[0].arm}, the farthest ahead."
+
+
 def candidates(search: Search) -> str:
     return count(len(search.candidates), "value" if search.over in KNOBS else "placement")
 
 
-def _claims(comparison: Comparison) -> list[str]:
-    drawn = comparison.header.plan
-    texts = {arm.label: arm.text for arm in drawn.arms}
-    found = list(comparison.judgement.contrasts.items())
-    claims = [_claim(contrast, texts[a], texts[b]) for (a, b), contrast in found[:ANSWER_CONTRASTS]]
-    if found and comparison.state.word == "SCREENING":
-        claims.insert(0, f"{count(comparison.judgement.n, 'block')}: too few for a claim.")
-    if len(found) > ANSWER_CONTRASTS:
-        more = len(found) - ANSWER_CONTRASTS
-        claims.append(f"{count(more, 'more comparison')} {'is' if more == 1 else 'are'} in the table.")
-    return claims
+def _claims(comparison: Comparison) -> str:
+    """One sentence for each arm that others were compared with."""
+    texts = {arm.label: arm.text for arm in comparison.header.plan.arms}
+    pairs = list(comparison.judgement.contrasts.items())
+    told: dict[str, list[tuple[str, Contrast]]] = {}
+    for (first, second), contrast in pairs[:ANSWER_ARMS]:
+        told.setdefault(texts[second], []).append((texts[first], contrast))
+    sentences = ["; ".join(_clauses(found, reference)) for reference, found in told.items()]
+    if not sentences:
+        return ""
+    few = f"{count(comparison.judgement.n, 'block')}, too few for a claim."
+    said = f"{few if comparison.state.word == 'SCREENING' else 'On this machine'} {'. '.join(sentences)}."
+    more = len(pairs) - ANSWER_ARMS
+    return said + (f" {count(more, 'more comparison')} {'is' if more == 1 else 'are'} in the table." * (more > 0))
 
 
-def _claim(contrast: Contrast, arm: str, reference: str) -> str:
-    bounds = f"{contrast.ratio:.2f}×"
-    if (told := telling(contrast.low, contrast.high)) is not None:
-        bounds += f", {told[0]:.2f}–{told[1]:.2f}"
-    match contrast.word:
-        case "SAME":
-            return f"{arm} and {reference} decode at the same speed within {percent(contrast.margin)} ({bounds})."
-        case "DIFFERENT":
-            return f"{arm} decodes at {contrast.ratio:.2f} times the speed of {reference} ({bounds})."
-        case "INCONCLUSIVE":
-            within = percent(contrast.attained_margin) if contrast.attained_margin is not None else NONE
-            return f"{arm} and {reference} are not told apart: within {within} ({bounds})."
-        case "NOT_COMPARABLE":
-            return f"{arm} and {reference} are not comparable: {contrast.reason}."
-        case _:
-            return f"{arm} / {reference}: {bounds}."
+def _clauses(found: Sequence[tuple[str, Contrast]], reference: str) -> Iterator[str]:
+    """Arms with one verdict share a clause, each with its ratio."""
+    groups: dict[str, list[tuple[str, Contrast]]] = {}
+    for arm, contrast in found:
+        groups.setdefault(_kind(contrast), []).append((arm, contrast))
+    for kind in sorted(groups, key=list(KINDS).index):
+        arms = [f"{arm} ({_bounds(contrast)})" for arm, contrast in groups[kind]]
+        named = " and ".join(filter(None, [", ".join(arms[:-1]), arms[-1]]))
+        yield KINDS[kind].format(
+            arms=named,
+            reference=reference,
+            be="is" if len(arms) == 1 else "are",
+            s="s" * (len(arms) == 1),
+            margin=percent(groups[kind][0][1].margin),
+        )
+
+
+KINDS = {  # in the order in which they are told
+    "faster": "{arms} {be} faster than {reference}",
+    "slower": "{arms} {be} slower than {reference}",
+    "SAME": "{arms} decode{s} at the same speed as {reference} within {margin}",
+    "INCONCLUSIVE": "{arms} {be} not told apart from {reference}",
+    "NOT_COMPARABLE": "{arms} {be} not comparable with {reference}",
+    "SCREENING": "Against {reference}: {arms}",
+}
+
+
+def _kind(contrast: Contrast) -> str:
+    if contrast.word == "DIFFERENT":
+        return "faster" if contrast.ratio > 1 else "slower"
+    return contrast.word if contrast.word in KINDS else "SCREENING"
+
+
+def _bounds(contrast: Contrast) -> str:
+    """ "0.49×, 0.46–0.52", and what an open verdict comes with."""
+    if contrast.word == "NOT_COMPARABLE":
+        return contrast.reason or NONE
+    told = telling(contrast.low, contrast.high)
+    between = "" if told is None else f", {told[0]:.2f}–{told[1]:.2f}"
+    open_ = contrast.word == "INCONCLUSIVE" and contrast.attained_margin is not None
+    within = f": within {percent(contrast.attained_margin or 0)}" if open_ else ""
+    return f"{contrast.ratio:.2f}×{between}{within}"
 
 
 def _nothing_to_compare(comparison: Comparison) -> str:
@@ -122,29 +203,17 @@ def ceiling_share_of(row: Row) -> str:
 
 
 def best_commands(comparison: Comparison) -> list[tuple[str, str]]:
-    """Arm and command: of the best that a search found, then the same placement on other engines."""
-    search = comparison.header.search
-    if search is None or not comparison.best or comparison.best[0].command is None:
-        return []
-    best = comparison.best[0]
-    return [(best.arm, best.command or ""), *search.elsewhere.get(best.arm, {}).items()]
+    """Arm and command, to paste: of the best, one for each engine, and of a search the same placement on others."""
+    search, rows = comparison.header.search, [row for row in best(comparison) if row.command]
+    if search is not None:
+        return [(row.arm, row.command or "") for row in rows[:1]] + [
+            each for row in rows[:1] for each in search.elsewhere.get(row.arm, {}).items()
+        ]
+    first = {row.arm.partition("@")[0].partition(",")[0]: row for row in reversed(rows)}
+    return [(row.arm, row.command or "") for row in rows if row in first.values()]
 
 
 # ── rows and what is in none of them ────────────────────────────────────────────────────────
-
-
-def all_rows(comparison: Comparison) -> list[Row]:
-    """All arms, and the twin after its original."""
-    rows = list(comparison.rows)
-    if comparison.twin is not None:
-        twin = dataclasses.replace(
-            comparison.twin,
-            arm=f"{comparison.twin.arm} (twin)",
-            is_reference=False,
-            contrast=comparison.judgement.twin.contrast if comparison.judgement.twin else None,
-        )
-        rows.insert(rows.index(comparison.reference) + 1, twin)
-    return rows
 
 
 def not_counted(comparison: Comparison) -> list[tuple[str, list[str]]]:

@@ -252,6 +252,20 @@ def compare(run: Run) -> Comparison:
     )
 
 
+def all_rows(comparison: Comparison) -> list[Row]:
+    """All arms, and the twin after its original."""
+    rows = list(comparison.rows)
+    if comparison.twin is not None:
+        twin = dataclasses.replace(
+            comparison.twin,
+            arm=f"{comparison.twin.arm} (twin)",
+            is_reference=False,
+            contrast=comparison.judgement.twin.contrast if comparison.judgement.twin else None,
+        )
+        rows.insert(rows.index(comparison.reference) + 1, twin)
+    return rows
+
+
 def _often_invalid(run: Run, loads: Iterable[LoadRecord]) -> dict[str, ArmStatus]:
     """Arms of whose requests more than one in ten is invalid: the rest may not stand for them."""
     counts: dict[str, list[bool]] = {}

@@ -8,11 +8,11 @@ Adapters match these protocols, they do not inherit from them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────
 
@@ -231,6 +231,15 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class Neighbourly(Protocol):
+    """A backend may have this besides: what of it a user runs already, beside the engines that we start."""
+
+    def beside(self) -> Iterable[str]:
+        """One sentence for each thing that holds memory, `what; next step`. Nothing of it is stopped."""
+        ...
+
+
 class Recipe(Protocol):
     """How to get an engine that is not here. Entry-point group `llamaduel.engines`."""
 
@@ -240,6 +249,22 @@ class Recipe(Protocol):
     def installed(self) -> Path | None: ...
 
     def install(self, say: Say) -> Path: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """What a recipe would make on this machine. `lacks`: why not more, and how to get it, `why; next step`."""
+
+    builds: str  # "llama.cpp b11434 with CUDA"
+    lacks: str | None = None
+    tools: tuple[str, ...] = ()  # "cmake 3.25", "ninja fetched"
+
+
+@runtime_checkable
+class Foretelling(Protocol):
+    """A recipe may have this besides: what `install` would do here, before anything is fetched or built."""
+
+    def prospect(self) -> Prospect: ...
 
 
 class Say(Protocol):

@@ -20,7 +20,7 @@ from harness.sizes import format_bytes
 
 UNKNOWN = "–"
 DIGITS = 12  # of a digest, in words
-UNITS = {"_w": " W", "_mhz": " MHz", "_bits": " bits"}
+UNITS = {"_w": " W", "_mhz": " MHz", "_bits": " bits", "_mts": " MT/s"}
 HARDWARE = frozenset({"cpu", "physical_cores", "logical_cores"})
 GPU_HARDWARE = frozenset({"name", "memory_bytes", "unified", "mig"})
 TASK = frozenset({"weights_digest", "prompts_digest", "out_tokens", "warmups"})

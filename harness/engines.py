@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
+
+from typing_extensions import TypedDict
 
 from harness.contract import Say
 from harness.errors import Unavailable
 from harness.options import Options
 from harness.registry import backends, recipe, recipes
+
+Found = TypedDict(  # "from" is a keyword
+    "Found",
+    {
+        "backend": str,
+        "found": Literal[True],
+        "engine": str,
+        "path": str,
+        "from": str,
+        "rpc": bool,
+        "devices": list[str],
+    },
+)
+Found.__doc__ = "A backend whose engine is here, and where from."
+
+
+class Missing(TypedDict):
+    """A backend without an engine, and how to get one."""
+
+    backend: str
+    found: Literal[False]
+    next: str
+
+
+class RecipeFacts(TypedDict):
+    """A way to get an engine into the cache; `installed` is its path, if it is there."""
+
+    name: str
+    summary: str
+    installed: str | None
+
+
+class Listing(TypedDict):
+    """Every backend, and every recipe."""
+
+    engines: list[Found | Missing]
+    recipes: list[RecipeFacts]
 
 
 def hints(options: Options) -> dict[str, str]:
@@ -22,7 +61,7 @@ def hints(options: Options) -> dict[str, str]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def list_engines(options: Options) -> dict[str, Any]:
+def list_engines(options: Options) -> Listing:
     """Every backend as a run with these options would find it, and every recipe."""
     return {
         "engines": [_look(name, hints(options)) for name in backends()],
@@ -38,7 +77,7 @@ def install_engine(name: str, say: Say) -> str:
     return str(recipe(name).install(say))
 
 
-def _look(name: str, told: dict[str, str]) -> dict[str, Any]:
+def _look(name: str, told: dict[str, str]) -> Found | Missing:
     try:
         engine = backends()[name].find(told)
     except Unavailable as error:

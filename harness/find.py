@@ -189,6 +189,7 @@ def _search(
     """
     total, _ = _device_memory(field, options)
     done: list[SearchLoad] = []
+    seen: dict[str, str] = {}
     lengths = [options.out_tokens or probe.PROBE_TOKENS]
 
     def measure(index: int) -> Tried:
@@ -198,9 +199,10 @@ def _search(
         known_length = bool(done) or options.out_tokens is not None
         loads, speeds, status = 0, list[float](), ArmStatus(Status.OK)
         tries = min(TRIES, edge.MOST_LOADS - spent)
+        now = Progress(told, False, arm=contender.arm, speeds=tuple(seen.items()))
         while not speeds and status.word in (Status.OK, Status.UNSTABLE) and loads < tries:
             loads += 1
-            status, speeds = _load(field, contender, lengths[-1], options, folder, prompt_tokens, told, watch)
+            status, speeds = _load(field, contender, lengths[-1], options, folder, prompt_tokens, now, watch)
             if speeds and not known_length and loads < tries and plan.out_tokens(max(speeds)) > lengths[-1]:
                 lengths.append(plan.out_tokens(max(speeds)))
                 speeds, known_length = [], True
@@ -208,7 +210,9 @@ def _search(
         done.append(SearchLoad(contender.arm, status, cell.value, loads))
         value = statistics.median(map(math.log, speeds)) if speeds else None
         result = f"{math.exp(value):.1f} tok/s" if value is not None else str(status)
-        watch(Progress(f"{told}: {result}"))
+        word = status.word if value is None else f"{math.exp(value):.1f}"
+        seen[contender.arm] = f"{word} {cell.value}" if value is not None and cell is not Cell.UNKNOWN else str(word)
+        watch(dataclasses.replace(now, text=f"{told}: {result}", lasting=True))
         return Tried(index, value, cell is Cell.SPILLED, loads)
 
     found = edge.search(len(candidates), _guess(field, candidates, over, options), measure)
@@ -222,7 +226,7 @@ def _load(
     options: Options,
     folder: Path,
     prompt_tokens: dict[str, int],
-    told: str,
+    now: Progress,
     watch: Watch,
 ) -> tuple[ArmStatus, list[float]]:
     """Status and decode speeds of one load. Answers of a real model may end early, so it is asked twice."""
@@ -235,7 +239,7 @@ def _load(
         probe.job_of(field, contender, "search", tasks),
         folder,
         prompt_tokens,
-        lambda text: watch(Progress(f"{told}: {text}", lasting=False)),
+        lambda text: watch(dataclasses.replace(now, text=f"{now.text}: {text}")),
         wait=not options.no_wait,
     )
     measured = tuple(sample for sample in samples if not sample.warmup)

@@ -166,6 +166,11 @@ def _read(file: BinaryIO, start: int, length: int) -> int:
     return done
 
 
+def resident_share(files: Sequence[Path]) -> float | None:
+    """Share of these files in the page cache; None where it cannot be told. Reads nothing. Raises OSError."""
+    return _share(files, resident_bytes)
+
+
 def _share(files: Sequence[Path], resident: Callable[[BinaryIO, int, int], int | None]) -> float | None:
     total = found = 0
     for path in files:

@@ -6,10 +6,11 @@ are in the cache.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from typing_extensions import TypedDict
 
 from harness import model, placement
 from harness.contract import Placement, Settings
@@ -21,17 +22,96 @@ if TYPE_CHECKING:
 
 EVERYTHING = 999  # layers; more than any model has
 STEPS = 8  # values of N shown, about
-SHARES = {  # our name of each part of a placement's bytes → its name in Predicted
-    "device_weights_bytes": "device_weights_bytes", "device_context_bytes": "device_memory_bytes",
-    "device_compute_bytes": "compute_bytes", "host_weights_bytes": "host_weights_bytes",
-    "host_context_bytes": "host_memory_bytes",
-}  # fmt: skip
 
 
-def inspect_model(ref: str, watch: Watch) -> dict[str, Any]:
+class Shares(TypedDict):
+    """What makes up the bytes of a placement, and what an engine computes in besides. Null: its own affair."""
+
+    device_weights_bytes: int | None
+    device_context_bytes: int | None
+    device_compute_bytes: int | None
+    host_weights_bytes: int | None
+    host_context_bytes: int | None
+
+
+Labelled = TypedDict("Labelled", {"class": str})  # a keyword
+
+
+class Placed(Labelled, Shares):
+    """One placement: its bytes on each side, and what one decoded token reads there. Equal classes are one."""
+
+    placement: str
+    words: str
+    device_bytes: int | None
+    host_bytes: int | None
+    host_bytes_per_token: int
+    device_bytes_per_token: int
+
+
+class TensorClass(Labelled):
+    """Tensors of one use. `types` are bytes by quantization; multi-token prediction is in the file and not read."""
+
+    tensors: int
+    bytes: int
+    bytes_per_token: int
+    types: dict[str, int]
+
+
+class AttentionLayers(TypedDict):
+    """How many layers remember in which way."""
+
+    full: int
+    window: int
+    latent: int
+    recurrent: int
+    none: int
+    window_tokens: int | None
+
+
+class ContextBytes(TypedDict):
+    """Memory of one slot: what grows with the context, what a window bounds, what is constant."""
+
+    context_bytes: int | None
+    context_bytes_per_token: int | None
+    window_bytes: int | None
+    states_bytes: int | None
+
+
+class Inspected(ContextBytes):
+    """A model by its header: shape, bytes by what they are for, and where placements put them. Unknown is null."""
+
+    name: str
+    file: str
+    shards: list[str]
+    file_bytes: int
+    weights_digest: str | None
+    header_only: bool
+    arch: str
+    type: str | None
+    layers: int
+    blocks: int
+    mtp_blocks: int
+    leading_dense_layers: int
+    expert_layers: int
+    experts: int | None
+    experts_used: int | None
+    experts_shared: int | None
+    attention_layers: AttentionLayers | None
+    context_train: int | None
+    vocab: int
+    weights_bytes: int
+    bytes_per_token: int
+    tensor_classes: list[TensorClass]
+    context: int
+    placements: list[Placed]
+    notes: list[str]
+
+
+def inspect_model(ref: str, watch: Watch) -> Inspected:
     """Shape, bytes and placements of a model, from its header alone. Raises DuelError."""
     found = model.load(_file_of(ref, watch), hashed=False)
     settings = Settings()
+    assert settings.context is not None
     return {
         "name": found.name,
         "file": str(found.file.path),
@@ -49,7 +129,7 @@ def inspect_model(ref: str, watch: Watch) -> dict[str, Any]:
         "experts": found.experts,
         "experts_used": found.experts_used,
         "experts_shared": found.experts_shared,
-        "attention_layers": found.attention and dataclasses.asdict(found.attention),
+        "attention_layers": _attention(found),
         "context_train": found.context_train,
         "vocab": found.vocab,
         "weights_bytes": found.weights_bytes,
@@ -75,7 +155,20 @@ def _tensors(found: Model, name: str) -> list[Tensor]:
     return [tensor for tensor in found.tensors if found.class_of(tensor) == name]
 
 
-def _class(found: Model, name: str) -> dict[str, Any]:
+def _attention(found: Model) -> AttentionLayers | None:
+    if (known := found.attention) is None:
+        return None
+    return {
+        "full": known.full,
+        "window": known.window,
+        "latent": known.latent,
+        "recurrent": known.recurrent,
+        "none": known.none,
+        "window_tokens": known.window_tokens,
+    }
+
+
+def _class(found: Model, name: str) -> TensorClass:
     """One class of tensors. Those for multi-token prediction are in the file, and neither loaded nor read."""
     tensors = _tensors(found, name)
     types: dict[str, int] = {}
@@ -90,7 +183,7 @@ def _class(found: Model, name: str) -> dict[str, Any]:
     }
 
 
-def _context(found: Model, settings: Settings) -> dict[str, int | None]:
+def _context(found: Model, settings: Settings) -> ContextBytes:
     """Memory of one slot at the shown context: what grows with it, what a window bounds, what is constant."""
     assert settings.context is not None
     sizes = found.memory_bytes(settings.context)
@@ -103,7 +196,7 @@ def _context(found: Model, settings: Settings) -> dict[str, int | None]:
     }
 
 
-def _placements(found: Model, settings: Settings) -> Iterable[dict[str, Any]]:
+def _placements(found: Model, settings: Settings) -> Iterable[Placed]:
     for kind in _shown(found):
         predicted = placement.predict(found, kind, settings, device=True)
         if predicted is not None:
@@ -131,9 +224,15 @@ def _shown(found: Model) -> Iterable[Placement]:
         yield from (Placement("ngl", n) for n in [*range(most, 0, -step), 0])
 
 
-def shares(predicted: Predicted | None) -> dict[str, int | None]:
-    """What makes up the bytes of a placement, and what an engine computes in besides. None: its own affair."""
-    return {name: None if predicted is None else getattr(predicted, field) for name, field in SHARES.items()}
+def shares(predicted: Predicted | None) -> Shares:
+    """The parts of a placement's bytes under our names; all None where the engine chooses."""
+    return {
+        "device_weights_bytes": predicted.device_weights_bytes if predicted else None,
+        "device_context_bytes": predicted.device_memory_bytes if predicted else None,
+        "device_compute_bytes": predicted.compute_bytes if predicted else None,
+        "host_weights_bytes": predicted.host_weights_bytes if predicted else None,
+        "host_context_bytes": predicted.host_memory_bytes if predicted else None,
+    }
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -13,6 +15,9 @@ from harness.words import NONE, count, memory, plain
 DEVICE = "The device holds weights and context; what it computes in comes besides, about."
 WIDE = 200  # a file or a pipe has no width: nothing is left out
 PROSE = 120  # columns of a sentence, at most
+SCREEN = 40  # lines, at most, of what is to be seen at once
+WORD = 4  # columns of the longest of ok, warn, fail
+COLOURS = {"ok": 32, "warn": 33, "fail": 31}
 FACT = 24  # columns of the name of a fact
 CLASS_WORDS = {
     "dense_ffn": "dense feed-forward", "other": "router, norms, other", "mtp": "multi-token prediction",
@@ -175,8 +180,9 @@ def _duration(found: Mapping[str, Any]) -> str:
     return f"{loads} after one of each arm as a probe: about {span} min, by the loads of {minutes['from']}."
 
 
-def engines_table(found: Mapping[str, Any]) -> str:
-    """What `engines list` knows, for a terminal."""
+def engines_table(found: Mapping[str, Any], width: int | None = None) -> str:
+    """What `engines list` knows, for a terminal. Where it is narrow, every path has a line of its own."""
+    width = width or _width()
     engines = [
         (each["backend"], each["engine"], each["from"], each["path"])
         if each["found"]
@@ -187,11 +193,70 @@ def engines_table(found: Mapping[str, Any]) -> str:
     missing = [f"{each['backend']}: {plain(each['next'])}" for each in found["engines"] if not each["found"]]
     return "\n\n".join(
         [
-            _lined(("backend", "engine", "from", "path"), engines),
-            *missing,
-            _lined(("llamaduel engines install", "in the cache", "what"), recipes),
+            _lined_or_stacked(("backend", "engine", "from", "path"), engines, width),
+            *(_prose(text, width) for text in missing),
+            _lined_or_stacked(("llamaduel engines install", "in the cache", "what"), recipes, width),
         ]
     )
+
+
+def _lined_or_stacked(headers: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> str:
+    """A table, or where that is too wide each row as a paragraph; a path is never broken."""
+    drawn = _lined(headers, rows)
+    if max(map(len, drawn.splitlines())) <= width:
+        return drawn
+    lines = [headers[0], "-" * len(headers[0])]
+    for first, *others in rows:
+        lines += [plain(first), *(_prose(str(cell), width, "  ") for cell in others if cell not in (None, NONE))]
+    return "\n".join(lines)
+
+
+def doctor_table(found: Mapping[str, Any], width: int | None = None, *, colour: bool | None = None) -> str:
+    """What `doctor` knows, for a terminal: the word of each finding first. `colour` None: as the terminal wants it.
+
+    One screen: if need be with next steps on the same line, then with short lines for what is well, then without them.
+    """
+    width = min(width or _width(), PROSE)
+    colour = _coloured() if colour is None else colour
+    findings: list[Mapping[str, Any]] = found["findings"]
+    ill = [each for each in findings if each["level"] in ("warn", "fail")]
+    drawn, left_out = _findings(findings, width, joined=False, shortened=False), 0
+    for shown, shortened in ((findings, False), (findings, True), (ill, True)):
+        if len(drawn) >= SCREEN:
+            drawn, left_out = _findings(shown, width, joined=True, shortened=shortened), len(findings) - len(shown)
+    fails = sum(each["level"] == "fail" for each in ill)
+    said = f"{count(fails, 'thing')} to mend before a run" if fails else "nothing stands against a run"
+    more = f"; {left_out} lines of what is well are left out, --json has them" if left_out else ""
+    drawn += _prose(f"{said}, {count(len(ill) - fails, 'warning')}{more}", width).splitlines()
+    if not colour:
+        return "\n".join(drawn)
+    paint = re.compile(r"^(ok|warn|fail)\b")
+    return "\n".join(paint.sub(lambda word: f"\x1b[{COLOURS[word[1]]}m{word[1]}\x1b[0m", line) for line in drawn)
+
+
+def _findings(findings: Sequence[Mapping[str, Any]], width: int, *, joined: bool, shortened: bool) -> list[str]:
+    """Word, topic where it begins, fact; below it "→" and the next step."""
+    topic_width = max((len(each["topic"]) for each in findings), default=0)
+    indent = " " * (WORD + topic_width + 4)
+    lines: list[str] = []
+    before = None
+    for each in findings:
+        word = NONE if each["level"] == "unknown" else each["level"]
+        topic = "" if each["topic"] == before else each["topic"]
+        before = each["topic"]
+        fact, step = plain(each["fact"]), plain(each["next"] or "")
+        if step and joined:
+            fact, step = f"{fact} → {step}", ""
+        if shortened and each["level"] in ("ok", "unknown"):
+            fact = textwrap.shorten(fact, width - len(indent), placeholder=" …")
+        told = _prose(fact, width, indent).removeprefix(indent)
+        lines += f"{word:<{WORD}}  {topic:<{topic_width}}  {told}".splitlines()
+        lines += _prose(f"→ {step}", width, indent).splitlines() if step else []
+    return lines
+
+
+def _coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class _Unit:

@@ -25,6 +25,7 @@ from harness.registry import backend
 
 STATUS_OF = {DoesNotFit: Status.DOES_NOT_FIT, TimedOut: Status.TIMEOUT, Crashed: Status.CRASHED}
 Tell = Callable[[str], None]
+WARM_UP, REQUEST = "warming up", "request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,15 @@ def run_load(
         try:
             tell("loading")
             with backend(job.arm.backend).open(job.engine, job.model, job.arm, job.settings, log) as session:
+                warmups = sum(task.warmup for task in job.tasks)
                 for number, task in enumerate(job.tasks, 1):
-                    tell("warming up" if task.warmup else f"request {number} of {len(job.tasks)}")
+                    tell(WARM_UP if task.warmup else f"{REQUEST} {number - warmups} of {len(job.tasks) - warmups}")
                     sample = _measure(session, task, job.shared_tokens, prompt_tokens)
                     samples.append(sample)
                     record.append(folder, SampleLine(load=load_id, sample=sample))
                     if death := session.death():
                         raise Crashed(death)
+                tell("stopping")
                 thermal = dataclasses.replace(thermal, end=gates.temperatures())
                 realised = session.realised()
                 digest = _digest(realised.weights, job.model)
@@ -128,6 +131,11 @@ def run_load(
     )
     record.append(folder, done)
     return done, tuple(samples)
+
+
+def is_timed(phase: str) -> bool:
+    """Does a request run while this is told? Then nobody else should need the processor."""
+    return phase.startswith((WARM_UP, REQUEST))
 
 
 def _digest(weights: Path | None, model: ModelFile) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 import platform
@@ -30,6 +31,7 @@ CPU_FLAGS = (  # that inference kernels look for
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_bf16", "avx512_vnni", "amx_int8", "amx_bf16"),
     *("asimd", "asimddp", "i8mm", "sve", "sve2"),
 )
+CHANNEL = re.compile(r".*?channel[ _-]*[a-z0-9]", re.I)  # of "P0 CHANNEL A", "Controller0-ChannelA-DIMM0"
 UNIFIED = re.compile(r"\b(GB10|N1X?|Orin|Thor|Xavier|Tegra\w*)\b")  # the GPU has no memory of its own
 LEAST_GPU_BYTES = 256 << 20  # a smaller total is a carve-out or a sentinel, never a card
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
@@ -38,6 +40,13 @@ CPU_SENSORS = {  # chip, and how the label of a whole package begins, as Linux n
 }  # fmt: skip
 MOST_CELSIUS = 130  # no chip survives it, so it is not measured
 THROTTLES = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+HYPERVISORS = {  # what stands in maker, product or hypervisor type → its name
+    "kvm": "KVM", "qemu": "QEMU", "vmware": "VMware", "virtualbox": "VirtualBox", "xen": "Xen", "amazon ec2": "EC2",
+    "google compute engine": "Google Compute Engine", "virtual machine": "Hyper-V", "parallels": "Parallels",
+    "bhyve": "bhyve", "apple virtualization": "Apple Virtualization",
+}  # fmt: skip
+MODULE, LAST_STRUCTURE = 17, 127  # types of SMBIOS structures
+NO_RAM = frozenset({0x05, 0x06, 0x08, 0x09, 0x0A, 0x0B, 0x0C})  # kinds of module: video memory, caches, ROM, flash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +74,42 @@ class GpuMemory:
     total_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that holds memory of a GPU. Its name is None where it is not ours to see."""
+
+    pid: int
+    name: str | None
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuState:
+    """One NVIDIA GPU at this moment. None is what this driver, card or permission does not answer."""
+
+    gpu: Gpu
+    used_bytes: int | None = None  # with what is reserved
+    reserved_bytes: int | None = None  # by the driver itself: 615 MiB on an idle H200
+    total_bytes: int | None = None
+    holders: tuple[Holder, ...] | None = None
+    display: bool | None = None  # a screen is drawn by it
+    celsius: float | None = None
+    slowdown_celsius: float | None = None  # where it begins to slow down
+    usual_power_w: float | None = None  # its power limit as shipped
+    lanes: int | None = None  # of PCIe, now
+    most_lanes: int | None = None  # that card and board have together
+    throttles: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """Memory as the board describes it."""
+
+    speed_mts: int | None = None  # as configured, of the slowest module
+    modules: int | None = None
+    channels: int | None = None  # with a module in them
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """Cores and memory are those that this process may use: affinity and cgroup limits count.
@@ -89,6 +134,15 @@ class Machine:
     python: str | None
     gpus: tuple[Gpu, ...] = ()  # those that NVML answers for
     visible_gpus: tuple[str, ...] = ()  # vendors of all GPUs that the system shows, usable or not
+    memory_speed_mts: int | None = None  # million transfers a second, as configured; tables of a board are root's
+    memory_modules: int | None = None
+    memory_channels: int | None = None  # with a module in them
+    cpu_max_mhz: int | None = None  # of the fastest core
+    cpu_quota_cores: float | None = None  # CPU time that a cgroup grants; None: all
+    energy_preference: str | None = None
+    platform_profile: str | None = None
+    hypervisor: str | None = None  # whose virtual machine this is; None: of none that is known
+    wsl_version: int | None = None
     wsl: bool = False
     container: bool = False
     warnings: tuple[str, ...] = ()
@@ -100,10 +154,13 @@ class Machine:
 def read(root: Path = ROOT) -> Machine:
     """This machine now. `root` is where /proc, /sys and /etc are looked for."""
     kernel = platform.release()
-    wsl = "microsoft" in (_text(root / "proc/sys/kernel/osrelease") or kernel).lower()
+    release = _text(root / "proc/sys/kernel/osrelease") or kernel
+    wsl = "microsoft" in release.lower()
     physical, logical = _cores(root)
     memory, available = _memory(root)
     found = tuple(_gpus())
+    hypervisor = _hypervisor(root)
+    modules = Modules() if hypervisor or wsl else _modules(root)  # a virtual board makes them up
     return Machine(
         cpu=_cpu_name(root),
         physical_cores=physical,
@@ -114,7 +171,7 @@ def read(root: Path = ROOT) -> Machine:
         last_level_cache_bytes=_last_level_cache(root),
         numa_nodes=len([*(root / "sys/devices/system/node").glob("node[0-9]*")]) or None,
         cpu_flags=_cpu_flags(root),
-        governor=_governor(root),
+        governor=_one_word(root, "scaling_governor"),
         on_ac_power=_on_ac_power(),
         system=_system(),
         kernel=kernel,
@@ -122,6 +179,15 @@ def read(root: Path = ROOT) -> Machine:
         python=f"{platform.python_implementation()} {platform.python_version()}",
         gpus=found,
         visible_gpus=tuple(_visible_gpus(root, found)),
+        memory_speed_mts=modules.speed_mts,
+        memory_modules=modules.modules,
+        memory_channels=modules.channels,
+        cpu_max_mhz=_cpu_max_mhz(root),
+        cpu_quota_cores=_cpu_quota(root),
+        energy_preference=_one_word(root, "energy_performance_preference"),
+        platform_profile=_text(root / "sys/firmware/acpi/platform_profile") or None,
+        hypervisor=hypervisor,
+        wsl_version=(2 if "wsl2" in release.lower() or "microsoft-standard" in release else 1) if wsl else None,
         wsl=wsl,
         container=_in_container(root),
         warnings=tuple(_warnings(root)),
@@ -201,7 +267,7 @@ def _memory(root: Path) -> tuple[int, int]:
         used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
         if limit is None:
             continue
-        total = min(total, limit)
+        total, available = min(total, limit), min(available, limit)
         if used is not None:  # file pages that nobody uses are given up before anything is refused
             stat = _text(folder / "memory.stat") or ""
             idle = re.search(r"^(?:total_)?inactive_file (\d+)$", stat, re.M)
@@ -257,9 +323,102 @@ def _cpu_flags(root: Path) -> tuple[str, ...] | None:
     return tuple(flag for flag in CPU_FLAGS if flag in words)
 
 
-def _governor(root: Path) -> str | None:
-    found = {_text(path) for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")}
+def _one_word(root: Path, name: str) -> str | None:
+    """What all cores say of their frequency under this name; several words where they differ."""
+    found = {_text(path) for path in (root / "sys/devices/system/cpu").glob(f"cpu[0-9]*/cpufreq/{name}")}
     return ", ".join(sorted(word for word in found if word)) or None
+
+
+def frequency_driver(root: Path = ROOT) -> str | None:
+    """Which driver sets the frequency; what a governor means depends on it."""
+    return _one_word(root, "scaling_driver")
+
+
+def _cpu_max_mhz(root: Path) -> int | None:
+    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/cpuinfo_max_freq")
+    khz = max((_number(path) or 0 for path in files), default=0)
+    return khz // 1000 or None
+
+
+def kinds_of_core(root: Path = ROOT) -> tuple[int, int] | None:
+    """Physical cores that are fast, and those that are slower, among the ones we may use; None if all are alike."""
+    allowed = _allowed_cpus() or set()
+    fast, slow = (
+        _cpu_list(_text(root / f"sys/devices/{name}/cpus") or "") & allowed for name in ("cpu_core", "cpu_atom")
+    )
+    if not fast or not slow:
+        folder = root / "sys/devices/system/cpu"
+        powers = {cpu: power for cpu in allowed if (power := _number(folder / f"cpu{cpu}/cpu_capacity"))}
+        fast = {cpu for cpu, power in powers.items() if power == max(powers.values())}
+        slow = powers.keys() - fast
+    cores = tuple(len({_core_of(root, cpu) or ("", str(cpu)) for cpu in kind}) for kind in (fast, slow))
+    if all(cores):
+        return cores[0], cores[1]
+    found = _sysctl("hw.perflevel0.physicalcpu", "hw.perflevel1.physicalcpu") or ""
+    numbers = [int(word) for word in found.split() if word.isdigit()]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 and all(numbers) else None
+
+
+def _cpu_list(text: str) -> set[int]:
+    """CPUs of "0-3,8"."""
+    spans = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return {cpu for first, last in spans for cpu in range(int(first), int(last or first) + 1)}
+
+
+# ── memory modules ──────────────────────────────────────────────────────────────────────────
+
+
+def _modules(root: Path) -> Modules:
+    try:
+        found = read_modules((root / "sys/firmware/dmi/tables/DMI").read_bytes())
+    except OSError:  # only root may
+        found = Modules()
+    return found if found.channels else dataclasses.replace(found, channels=_edac_channels(root))
+
+
+def read_modules(table: bytes) -> Modules:
+    """Memory modules of an SMBIOS table, whatever it holds; serial numbers in it are not looked at.
+
+    A structure is its type, its length, a handle, fields at fixed places and then its texts, each
+    ended by a zero, the last by two. Fields that a board fills with 0 or all ones are unknown.
+    """
+    speeds: list[int | None] = []
+    channels: list[str | None] = []
+    at = 0
+    while at + 4 <= len(table) and table[at] != LAST_STRUCTURE and table[at + 1] >= 4:
+        fields = table[at : at + table[at + 1]]
+        end = table.find(b"\0\0", at + len(fields))
+        if end < 0:
+            break
+        size, kind = _field(fields, 0x0C, 2), _field(fields, 0x12, 1)
+        if fields[0] == MODULE and size and kind not in NO_RAM:
+            texts = table[at + len(fields) : end].split(b"\0")
+            named = (_field(fields, place, 1) for place in (0x10, 0x11))
+            told = [texts[number - 1].decode(errors="replace") for number in named if number and number <= len(texts)]
+            channels.append(next((found[0].upper() for text in told if (found := CHANNEL.match(text))), None))
+            speeds.append(_field(fields, 0x20, 2) or _field(fields, 0x58, 4))
+        at = end + 2
+    return Modules(
+        speed_mts=min((speed for speed in speeds if speed), default=None) if all(speeds) else None,
+        modules=len(speeds) or None,
+        channels=len(set(channels)) or None if all(channels) else None,
+    )
+
+
+def _field(fields: bytes, place: int, length: int) -> int | None:
+    raw = fields[place : place + length]
+    unknown = len(raw) < length or set(raw) in ({0}, {0xFF})
+    return None if unknown else int.from_bytes(raw, "little")
+
+
+def _edac_channels(root: Path) -> int | None:
+    """Channels with a module, as the error counters of server boards know them."""
+    found = set()
+    for folder in (root / "sys/devices/system/edac/mc").glob("mc[0-9]*/dimm[0-9]*"):
+        channel = re.search(r"channel (\d+)", _text(folder / "dimm_location") or "")
+        if channel and _number(folder / "size"):
+            found.add((folder.parent.name, channel[1]))
+    return len(found) or None
 
 
 def _on_ac_power() -> bool | None:
@@ -342,14 +501,65 @@ def gpu_busy() -> float | None:
 
 def gpu_throttles() -> frozenset[str] | None:
     """Why a GPU runs below its clock right now, in words; empty if none does; None if no GPU says."""
-    answers = [
-        _real(answer, 0)
-        for handle in _handles()
-        if (answer := ask("nvmlDeviceGetCurrentClocksEventReasons", handle)) is not None
-        or (answer := ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)) is not None
-    ]
-    bits = [answer for answer in answers if answer is not None]
-    return frozenset(word for bit, word in THROTTLES.items() if any(each & bit for each in bits)) if bits else None
+    known = [found for handle in _handles() if (found := _throttles(handle)) is not None]
+    return frozenset[str]().union(*known) if known else None
+
+
+def _throttles(handle: Any) -> frozenset[str] | None:
+    bits = _real(ask("nvmlDeviceGetCurrentClocksEventReasons", handle), 0)
+    if bits is None:
+        bits = _real(ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle), 0)
+    return None if bits is None else frozenset(word for bit, word in THROTTLES.items() if bits & bit)
+
+
+def gpu_states(root: Path = ROOT) -> tuple[GpuState, ...]:
+    """Every GPU that NVML answers for, as it is now."""
+    return tuple(_state(handle, gpu, root) for handle, gpu in zip(_handles(), _gpus(), strict=False))
+
+
+def _state(handle: Any, gpu: Gpu, root: Path) -> GpuState:
+    memory = _gpu_bytes(handle, gpu.name)
+    usual_mw = _real(ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1)
+    slowdown = _real(ask("nvmlDeviceGetTemperatureThreshold", handle, 1), 1)  # 1: slowdown
+    display = ask("nvmlDeviceGetDisplayActive", handle)
+    parts = ask("nvmlDeviceGetMemoryInfo", handle, getattr(nvml(), "nvmlMemory_v2", None)) if memory else None
+    return GpuState(
+        gpu=gpu,
+        used_bytes=memory and memory[0],
+        reserved_bytes=_real(getattr(parts, "reserved", None), 0),
+        total_bytes=memory and memory[1],
+        holders=_holders(handle, root),
+        display=None if display is None else bool(display),
+        celsius=_hottest(each for each in [_real(ask("nvmlDeviceGetTemperature", handle, 0), 1)] if each),
+        slowdown_celsius=_hottest([slowdown] if slowdown else []),
+        usual_power_w=None if usual_mw is None else usual_mw / 1000,
+        lanes=_real(ask("nvmlDeviceGetCurrPcieLinkWidth", handle), 1),
+        most_lanes=_real(ask("nvmlDeviceGetMaxPcieLinkWidth", handle), 1),
+        throttles=_throttles(handle),
+    )
+
+
+def _holders(handle: Any, root: Path) -> tuple[Holder, ...] | None:
+    """Processes with memory of this GPU, the largest first. In a container their numbers are the host's."""
+    calls = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+    lists = [told for call in calls if (told := ask(call, handle)) is not None]
+    if not lists:
+        return None
+    sizes: dict[int, int | None] = {}
+    for process in itertools.chain.from_iterable(lists):
+        used = _real(getattr(process, "usedGpuMemory", None), 0)
+        sizes[int(process.pid)] = max(
+            (each for each in (used, sizes.get(process.pid)) if each is not None), default=None
+        )
+    named = not _in_container(root)
+    found = [Holder(pid, _process_name(pid) if named else None, used) for pid, used in sizes.items()]
+    return tuple(sorted(found, key=lambda each: -(each.used_bytes or 0)))
+
+
+def _process_name(pid: int) -> str | None:
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process(pid).name() or None
+    return None
 
 
 def gpu_celsius() -> float | None:
@@ -360,15 +570,22 @@ def gpu_celsius() -> float | None:
 
 def cpu_celsius() -> float | None:
     """Of the hottest CPU package; None where the system shows no such sensor (most virtual machines, macOS)."""
+    return _hottest(each.current for each in _cpu_sensors() if each.current is not None)
+
+
+def cpu_critical_celsius() -> float | None:
+    """Where its maker says that a CPU package is too hot; the lowest of them."""
+    known = (limit for each in _cpu_sensors() if (limit := _hottest([each.critical or each.high or 0])) is not None)
+    return min(known, default=None)
+
+
+def _cpu_sensors() -> list[Any]:
     sensors: dict[str, Any] = {}
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # absent on some systems
         sensors = psutil.sensors_temperatures()
-    return _hottest(
-        each.current
-        for chip, label in CPU_SENSORS.items()
-        for each in sensors.get(chip, ())
-        if each.label.startswith(label) and each.current is not None
-    )
+    return [
+        each for chip, label in CPU_SENSORS.items() for each in sensors.get(chip, ()) if each.label.startswith(label)
+    ]
 
 
 def _hottest(celsius: Iterable[float]) -> float | None:
@@ -431,6 +648,17 @@ def _in_container(root: Path) -> bool:
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.environ.get("container"):  # noqa: SIM112
         return True
     return bool(re.search(r"docker|kubepods|containerd|lxc|podman", _text(root / "proc/self/cgroup") or ""))
+
+
+def _hypervisor(root: Path) -> str | None:
+    """Whose virtual machine this is, by its board and what its CPU says; WSL is told apart elsewhere."""
+    flags = re.search(r"^flags\s*:(.*)$", _text(root / "proc/cpuinfo") or "", re.M)
+    guest = None if flags is None else "hypervisor" in flags[1].split()
+    if guest is False:  # rented metal has the name of its owner on the board
+        return None
+    names = ("hypervisor/type", "class/dmi/id/sys_vendor", "class/dmi/id/product_name")
+    told = " ".join(_text(root / "sys" / name) or "" for name in names).lower()
+    return next((name for word, name in HYPERVISORS.items() if word in told), "unnamed" if guest else None)
 
 
 def _warnings(root: Path) -> Iterator[str]:

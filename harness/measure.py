@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -46,7 +47,7 @@ class Timeouts:
     total_s: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what a report asks for again and again is kept
 class Sample:
     """One timed generation, raw. Stamps are whole nanoseconds since the request was sent.
 
@@ -92,7 +93,7 @@ class Sample:
     def generated_tokens(self) -> int | None:
         return self.usage.generated_tokens if self.usage else None
 
-    @property
+    @cached_property
     def decode_tps(self) -> float | None:
         """Tokens per second by the client's clock: those after the first text came, over the window.
 
@@ -150,7 +151,7 @@ class Sample:
         """Whether the text is the one that a correct engine writes; None if that is not known."""
         return None if self.expected is None or self.usage is None or self.fault else self.text == self.expected
 
-    @property
+    @cached_property
     def invalid(self) -> str | None:
         """The mechanical reason why this sample does not count. Slow or fast is never one."""
         return self.fault or self._incomplete() or self._other_work() or self._miscounted() or self._clock_mismatch()

@@ -113,7 +113,10 @@ class Options:
     """Everything a person can set. Sizes and arms stay text here; the harness reads them."""
 
     model: str | None = _option(
-        None, _text, "a GGUF file, a folder with one, or ollama:NAME; without it a small synthetic model", "MODEL"
+        None,
+        _text,
+        "a GGUF file, a folder with one, ollama:NAME or hf:ORG/REPO:FILE; without it a small synthetic model",
+        "MODEL",
     )
     arms: str = _option(
         DEFAULT_ARMS, _text, "the contenders, as in ollama,llama-cpp@cpu-moe,ub=256", "ARMS", joined=","

@@ -310,7 +310,8 @@ def public(arm: str) -> str:
 
 
 def _hosts(value: str) -> str:
-    return f"<{len(value.split('+'))}>" if value else value
+    told = not value or re.fullmatch(r"<\d+>", value)  # twice changes nothing
+    return value if told else f"<{len(value.split('+'))}>"
 
 
 # ── loads ───────────────────────────────────────────────────────────────────────────────────

@@ -46,7 +46,7 @@ def check(header: Header, contender: Contender, loads: Loads, tps: float | None)
     if loads or refused:
         fit = placement.sits(
             predicted,
-            _device_bytes(header, contender),
+            device_bytes(header, contender),
             loaded=not refused,
             free_bytes=_least(_free_bytes(header, contender, each) for each in loads),
             major_faults=most(each.telemetry.major_faults for each in loads if each.telemetry),
@@ -75,7 +75,7 @@ def sentence(arm: str, tps: float, band: Band, flag: Flag) -> str:
     )
 
 
-def _device_bytes(header: Header, contender: Contender) -> int | None:
+def device_bytes(header: Header, contender: Contender) -> int | None:
     """Device memory in all; 0 without a device, None if nobody tells."""
     if contender.settings.stand_in_bytes is not None:
         return contender.settings.stand_in_bytes
@@ -93,7 +93,7 @@ def _device_bytes(header: Header, contender: Contender) -> int | None:
 
 def _free_bytes(header: Header, contender: Contender, load: LoadRecord) -> int | None:
     """Of the device, at the fullest moment of a load. A stand-in is as full as the engine says it filled it."""
-    total = _device_bytes(header, contender)
+    total = device_bytes(header, contender)
     if total is None:
         return None
     if contender.settings.stand_in_bytes is not None:

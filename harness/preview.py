@@ -7,12 +7,12 @@ lies under `--out`, its loads say it.
 from __future__ import annotations
 
 import contextlib
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+from typing_extensions import TypedDict
 
 from harness import machine, model, plan, record, verdict
 from harness.arms import parse_arms
@@ -22,39 +22,88 @@ from harness.options import Options
 from harness.plan import Status
 from harness.probe import Field, Watch, find_field, find_model
 from harness.record import Contender, Run
+from harness.run import DEFAULT_BLOCKS
 from harness.words import count
 
 
-def preview_run(options: Options, watch: Watch) -> dict[str, Any]:
+class PlannedArm(TypedDict):
+    """One arm before anything is loaded. Bytes are predicted; null where the engine chooses."""
+
+    arm: str
+    status: Status
+    alias_of: str | None
+    reason: str | None
+    placement: str
+    engine: str | None
+    predicted_device_bytes: int | None
+    predicted_host_bytes: int | None
+    predicted_device_weights_bytes: int | None
+    predicted_device_context_bytes: int | None
+    predicted_device_compute_bytes: int | None
+    predicted_host_weights_bytes: int | None
+    predicted_host_context_bytes: int | None
+    command: str | None
+
+
+class Loads(TypedDict):
+    """Engine starts of the blocks: at the first look, and at the last."""
+
+    fewest: int
+    most: int
+
+
+Minutes = TypedDict("Minutes", {"fewest": float, "most": float, "from": str})  # "from" is a keyword
+Minutes.__doc__ = "Of the blocks, and the earlier run that tells it."
+
+
+class Preview(TypedDict):
+    """What a run would do. `minutes` is null where no earlier run of the same work tells it."""
+
+    model: str
+    machine: str | None
+    arms: list[PlannedArm]
+    loads: Loads
+    minutes: Minutes | None
+    notes: list[str]
+
+
+def preview_run(options: Options, watch: Watch) -> Preview:
     """The arms of a run after merging equal placements, with predicted bytes. Raises DuelError."""
     parse_arms(options.arms)  # a slip there is told before a model is looked for
     known = model.load(find_model(options.model, watch), hashed=False)  # its weights are for a run to read
     field = find_field(options, watch, model=known)
     running = [each for each in field.contenders if each.status.word is Status.OK]
-    blocks = plan.PRESETS[options.preset]
     copies = len(running) + (options.preset == "confirm" and bool(running))
-    fewest = min(blocks, verdict.FEWEST_BLOCKS)
+    known_run = _timed(field, options)
+    most = _most_blocks(options, known_run and known_run[1])
+    fewest = min(most, verdict.FEWEST_BLOCKS)
     return {
         "model": field.model.name,
         "machine": field.machine.cpu,
-        "arms": [
-            {
-                "arm": each.arm,
-                "status": each.status.word.value,
-                "alias_of": each.status.alias_of,
-                "reason": each.status.reason or None,
-                "placement": each.placement,
-                "engine": str(each.engine) if each.engine else None,
-                "predicted_device_bytes": each.predicted.device_bytes if each.predicted else None,
-                "predicted_host_bytes": each.predicted.host_bytes if each.predicted else None,
-                **{f"predicted_{name}": size for name, size in shares(each.predicted).items()},
-                "command": each.command,
-            }
-            for each in field.contenders
-        ],
-        "loads": {"fewest": fewest * copies, "most": blocks * copies},
-        "minutes": _minutes(field, options, fewest, blocks),
-        "notes": notes(field),
+        "arms": [_arm(each) for each in field.contenders],
+        "loads": {"fewest": fewest * copies, "most": most * copies},
+        "minutes": _minutes(known_run, fewest, most),
+        "notes": [*notes(field), *_budget_notes(options, known_run, most, copies)],
+    }
+
+
+def _arm(each: Contender) -> PlannedArm:
+    parts = shares(each.predicted)
+    return {
+        "arm": each.arm,
+        "status": each.status.word,
+        "alias_of": each.status.alias_of,
+        "reason": each.status.reason or None,
+        "placement": each.placement,
+        "engine": str(each.engine) if each.engine else None,
+        "predicted_device_bytes": each.predicted.device_bytes if each.predicted else None,
+        "predicted_host_bytes": each.predicted.host_bytes if each.predicted else None,
+        "predicted_device_weights_bytes": parts["device_weights_bytes"],
+        "predicted_device_context_bytes": parts["device_context_bytes"],
+        "predicted_device_compute_bytes": parts["device_compute_bytes"],
+        "predicted_host_weights_bytes": parts["host_weights_bytes"],
+        "predicted_host_context_bytes": parts["host_context_bytes"],
+        "command": each.command,
     }
 
 
@@ -72,14 +121,39 @@ def notes(field: Field) -> list[str]:
 # ── minutes ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _minutes(field: Field, options: Options, fewest: int, most: int) -> dict[str, Any] | None:
+def _timed(field: Field, options: Options) -> tuple[Run, float] | None:
+    """The newest run of the same work, and the seconds of its blocks."""
+    found = ((run, _seconds_per_block(run)) for run in _earlier(field, options))
+    return next(((run, block_s) for run, block_s in found if block_s is not None), None)
+
+
+def _most_blocks(options: Options, block_s: float | None) -> int:
+    """As many as a run would plan: of its preset, or of its budget, where it is known how long one takes."""
+    most = plan.PRESETS[options.preset]
+    if options.budget is None:
+        return min(most, DEFAULT_BLOCKS) if options.model is None else most
+    return most if block_s is None else min(most, plan.max_blocks(options.budget, block_s, 1))
+
+
+def _minutes(known_run: tuple[Run, float] | None, fewest: int, most: int) -> Minutes | None:
     """Minutes for so many blocks, and the earlier run that they are from; None without one."""
-    for run in _earlier(field, options):
-        if (block_s := _seconds_per_block(run)) is not None:
-            longest = min(block_s * most / 60, options.budget or math.inf)
-            shortest = min(block_s * fewest / 60, longest)
-            return {"fewest": round(shortest, 1), "most": round(longest, 1), "from": str(run.folder)}
-    return None
+    if known_run is None:
+        return None
+    run, block_s = known_run
+    return {"fewest": round(block_s * fewest / 60, 1), "most": round(block_s * most / 60, 1), "from": str(run.folder)}
+
+
+def _budget_notes(options: Options, known_run: tuple[Run, float] | None, most: int, copies: int) -> Iterator[str]:
+    """What the budget comes to; only loads tell how long a block takes."""
+    if options.budget is None or not copies:
+        return
+    if known_run is None:
+        yield f"How many blocks a budget of {options.budget:g} min holds, the probe tells: 2 at least, {most} at most."
+        return
+    few = ", too few for a claim" if most < verdict.FEWEST_BLOCKS else ""
+    over = known_run[1] * most / 60 > options.budget
+    said = f"is less than {most} blocks take, the fewest there are" if over else f"holds {most} blocks"
+    yield f"A budget of {options.budget:g} min {said} ({count(copies, 'load')} each{few})."
 
 
 def _seconds_per_block(run: Run) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import baseline, likeness, placement, plan, process, prompts, synth
+from harness import baseline, download, likeness, placement, plan, process, prompts, synth
 from harness import machine as machines
 from harness import model as models
 from harness.arms import apply_knobs, parse_arms
@@ -41,7 +41,8 @@ DEEPER = 1.15  # than a long prompt is meant to be; tokenizers were seen to make
 class Progress:
     """One thing worth telling; one that is not `lasting` is what goes on just now.
 
-    `done` of `total` loads, once a plan exists, and the seconds left of it.
+    `done` of `total` loads, once a plan exists, and the seconds left of it. Where an arm is loaded, `text` is
+    "stage: arm: phase".
     """
 
     text: str
@@ -49,6 +50,10 @@ class Progress:
     done: int | None = None
     total: int | None = None
     seconds_left: float | None = None
+    arm: str | None = None
+    block: int | None = None
+    most_blocks: int | None = None
+    speeds: tuple[tuple[str, str], ...] = ()  # of each arm so far, in words, the reference first
 
 
 Watch = Callable[[Progress], None]
@@ -167,6 +172,8 @@ def find_model(ref: str | None, watch: Watch) -> Path:
     """The (first) file of a model reference; without one the synthetic default, written once."""
     if ref is None:
         return _default_model(watch)
+    if download.is_reference(ref):
+        return download.fetch(ref, lambda text: watch(Progress(text, lasting=False)))
     path = Path(ref).expanduser()
     if path.is_dir():
         found = sorted(p for p in path.glob("*.gguf") if "-of-" not in p.name or "-00001-of-" in p.name)
@@ -394,7 +401,7 @@ def _probe_load(
         dataclasses.replace(job, attempt=attempt),
         folder,
         prompt_tokens,
-        lambda text: watch(Progress(f"probe: {contender.arm}: {text}", lasting=False)),
+        lambda text: watch(Progress(f"probe: {contender.arm}: {text}", lasting=False, arm=contender.arm)),
         wait=False,
     )
 

@@ -8,6 +8,7 @@ table follows its own.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ import harness
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from harness import Changes, Comparison, Row
+    from harness import Changes, Comparison
 
 OPTIONS = pytest.StashKey["harness.Options"]()
 DUEL = pytest.StashKey["harness.Comparison | Exception"]()
@@ -133,7 +134,7 @@ def replay(duel: Comparison, arm: str, benchmark: BenchmarkFixture, pytestconfig
         if not rounds:
             assert problem is None, problem
             pytest.skip(row.why_not or f"no load of {arm} has a valid {metric} value")
-        benchmark.extra_info.update(_facts(row))
+        benchmark.extra_info.update(harness.row_json(row))
         waiting = iter(rounds)
         benchmark.pedantic(  # type: ignore[no-untyped-call]
             lambda: CLOCK.advance(next(waiting)), rounds=len(rounds), iterations=1
@@ -154,10 +155,6 @@ def _problem(changes: Changes | None, arm: str) -> str | None:
     return next(map(harness.change_sentence, lost), None)
 
 
-def _facts(row: Row) -> dict[str, Any]:
-    return harness.row_json(row)
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     result = config.stash.get(DUEL, None)
@@ -166,6 +163,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("llamaduel")
     terminalreporter.write_line(harness.table(result))
     changes = config.stash.get(CHANGES, None)
+    harness.append_summary(lambda line: print(line, file=sys.stderr), result, changes)  # noqa: T201
     if changes is not None:
         terminalreporter.section("llamaduel: since the baseline")
         terminalreporter.write_line(harness.changes_table(changes))

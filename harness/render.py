@@ -8,7 +8,6 @@ from itertools import pairwise
 
 from harness import physics
 from harness.answer import (
-    all_rows,
     answer,
     best_commands,
     candidates,
@@ -17,73 +16,82 @@ from harness.answer import (
     not_counted,
     status_of,
 )
-from harness.charts import draw_curve
-from harness.compare import Comparison, Row
-from harness.curve import Curve, curves, draw
+from harness.charts import Picture, pictures
+from harness.compare import Comparison, Row, all_rows
+from harness.curve import curves, draw
 from harness.gates import BAND_C, Temperatures
+from harness.machine import Gpu, Machine
 from harness.parity import OVERCLAIM, Parity, claims, parity, spoken
 from harness.placement import Cell, held_bytes
 from harness.plan import Status
 from harness.record import LoadRecord
+from harness.sizes import format_bytes
 from harness.terminal import grid
 from harness.words import NONE, attribute, code, count, fenced, markdown, memory, number, percent, ratio, span, spread
 
 STOPPED = "It was stopped; `llamaduel run --resume` with this folder goes on with it."
+KINDS = ("ratios", "speeds", "curve", "memory", "loads")  # of pictures
 TITLE_ARMS = 4  # more are in the tables
+LIMITS = (
+    "It is about this machine, these builds, this model, these prompts and this context. "
+    "Speed says nothing about the quality of answers.",
+)
+ELSEWHERE = frozenset({"placement", "VRAM", "on device", "on host", "RSS", "memory", "status"})  # sections of their own
 
 
 def report(comparison: Comparison) -> str:
     """The report in GitHub-flavoured Markdown; a function of the run folder alone."""
     header = comparison.header
-    return (
-        "\n\n".join(
-            block
-            for block in (
-                f"# {markdown(header.model.name)}: {markdown(_arms(comparison))}",
-                markdown(answer(comparison)),
-                *_paste(comparison),
-                "## Can it be trusted",
-                _integrity(comparison),
-                *_notes(comparison),
-                "## Comparison",
-                _table(*grid(comparison)),
-                "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different "
-                "questions: compare arms by their ratio only.",
-                *_verdicts(comparison),
-                *_failures(comparison),
-                *_left_out(comparison),
-                *_search(comparison),
-                *_curves(comparison),
-                "## Where the weights were",
-                _placements(comparison),
-                "## Settings, asked for and read back",
-                _parity(comparison),
-                "## What memory allows",
-                _physics(comparison),
-                "## Every load in time order",
-                _loads(comparison),
-                "## How it was measured",
-                _parameters(comparison),
-                "## Machine",
-                _machine(comparison),
-                "## Again",
-                "" if comparison.finished else STOPPED,
-                "The same run:",
-                fenced(header.command),
-                *_by_hand(comparison),
-                "## What this does not say",
-                "It is about this machine, these builds, this model, these prompts and this context. "
-                "Speed says nothing about the quality of answers.",
-            )
-            if block
-        )
-        + "\n"
+    drawn = {kind: [_picture(each) for each in pictures(comparison) if each.kind == kind] for kind in KINDS}
+    blocks = (
+        f"# {markdown(header.model.name)}: {markdown(_arms(comparison))}",
+        _watermark(comparison),
+        markdown(answer(comparison)),
+        *_paste(comparison),
+        "## Can it be trusted",
+        *_state(comparison),
+        _integrity(comparison),
+        *_notes(comparison),
+        "## Comparison",
+        _table(*_grid(comparison)),
+        "Ratios are decode speeds against the reference. Intervals of t/s and of a ratio answer different questions: "
+        "compare arms by their ratio only.",
+        *drawn["ratios"],
+        *_verdicts(comparison),
+        *_failures(comparison),
+        *_left_out(comparison),
+        *_as_llama_bench(comparison),
+        *drawn["speeds"],
+        *_search(comparison),
+        *_curves(comparison, drawn["curve"]),
+        "## Settings, asked for and read back",
+        _parity(comparison),
+        "## Where the weights were",
+        *drawn["memory"],
+        _placements(comparison),
+        "## What memory allows",
+        _physics(comparison),
+        "## Machine",
+        _machine(comparison),
+        "## Every load in time order",
+        *drawn["loads"],
+        _loads(comparison),
+        "## How it was measured",
+        _parameters(comparison),
+        "## Again",
+        "" if comparison.finished else STOPPED,
+        "The same run:",
+        fenced(header.command),
+        *_by_hand(comparison),
+        "## What this does not say",
+        *LIMITS,
     )
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def _arms(comparison: Comparison) -> str:
     """For a title."""
-    arms = [row.arm for row in comparison.rows if row.status.alias_of is None]
+    arms = [row.arm for row in comparison.rows if row.loads] or [row.arm for row in comparison.rows]
     return ", ".join(arms[:TITLE_ARMS]) + (
         f" and {count(len(arms) - TITLE_ARMS, 'more arm')}" if arms[TITLE_ARMS:] else ""
     )
@@ -96,28 +104,64 @@ def _table(headers: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
     return str(tabulate(shown, [markdown(name) for name in headers], tablefmt="github", disable_numparse=True))
 
 
+def _watermark(comparison: Comparison) -> str:
+    """What nobody who quotes this report may miss."""
+    state = comparison.state
+    said = {
+        "RED": "RED: this run ranks nothing. Do not quote its speeds.",
+        "SCREENING": "SCREENING: numbers of too few blocks, and no claim.",
+    }.get(state.word)
+    return f"> **{said}**" if said else ""
+
+
 def _paste(comparison: Comparison) -> list[str]:
-    """The command of the fastest arm, where the verdicts say that there is one."""
-    if comparison.best:
-        return _paste_best(comparison)
-    others = [row for row in comparison.rows if row.contrast is not None]
-    ahead = [row for row in others if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio > 1]
-    behind = [row for row in others if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio < 1]
-    best = max(ahead, key=lambda row: row.contrast.ratio if row.contrast else 0.0, default=None)
-    if best is None and others and len(behind) == len(others):
-        best = comparison.reference
-    if best is None or best.command is None:
+    """The command of the arm to take; several where none is shown to be faster."""
+    return [text for arm, command in best_commands(comparison) for text in (f"{code(arm)} by hand:", fenced(command))]
+
+
+def _state(comparison: Comparison) -> list[str]:
+    """The state, with a line for each reason."""
+    state = comparison.state
+    reasons = "\n".join(f"- {markdown(reason)}" for reason in state.reasons)
+    return [f"**{state.word}**" + (":" if reasons else "."), *([reasons] if reasons else [])]
+
+
+def _grid(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The table in llama-bench's words; memory and reasons have sections of their own."""
+    headers, cells = grid(comparison, tuple(ELSEWHERE))
+    words = {"decode tok/s": f"{_tg(comparison)} t/s", "prefill tok/s": f"{_pp(comparison)} t/s"}
+    return [words.get(name, name) for name in headers], cells
+
+
+def _pp(comparison: Comparison) -> str:
+    """ "pp512", by the prompt tokens that the engines counted."""
+    counts = [count for row in comparison.rows if row.prompt_tokens for count in row.prompt_tokens]
+    return f"pp{span(counts)}" if counts else "pp"
+
+
+def _tg(comparison: Comparison) -> str:
+    """ "tg128". llama-bench decodes in an empty context and we behind the prompt, which it would call "@ d512"."""
+    return f"tg{comparison.header.plan.out_tokens}"
+
+
+def _as_llama_bench(comparison: Comparison) -> list[str]:
+    """Mean and standard deviation over loads, as llama-bench prints them over repetitions."""
+    behind = _pp(comparison).replace("pp", " @ d", 1) if _pp(comparison) != "pp" else ""
+    cells = [
+        (row.arm, test, f"{statistics.mean(speeds):.2f} ± {statistics.stdev(speeds):.2f}", len(speeds))
+        for row in comparison.rows
+        for test, speeds in (
+            (_pp(comparison), [load.prefill_tps for load in row.loads if load.prefill_tps]),
+            (f"{_tg(comparison)}{behind}", [load.decode_tps for load in row.loads]),
+        )
+        if len(speeds) > 1
+    ]
+    if not cells:
         return []
-    words = (
-        "The reference is the fastest arm here" if best.is_reference else "The arm farthest ahead of the reference here"
-    )
-    return [f"{words}, {code(best.arm)}, by hand:", fenced(best.command)]
-
-
-def _paste_best(comparison: Comparison) -> list[str]:
-    """What a search found, ready to paste: on its engine, and on the others that can be told so."""
     return [
-        text for arm, command in best_commands(comparison) for text in (f"To run {code(arm)} by hand:", fenced(command))
+        "In the form of llama-bench: mean and standard deviation, here over loads. The answers follow the prompt, "
+        "which it calls depth.",
+        _table(("arm", "test", "t/s", "loads"), cells),
     ]
 
 
@@ -142,12 +186,13 @@ def _search(comparison: Comparison) -> list[str]:
 
 
 def _by_hand(comparison: Comparison) -> list[str]:
-    """Each arm without the harness."""
+    """Each arm without the harness; arms that differ in their prompts alone share a command."""
+    arms: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.command is not None and row.status.word is not Status.ALIAS:
+            arms.setdefault(row.command, []).append(row.arm)
     return [
-        text
-        for row in comparison.rows
-        if row.command is not None and row.status.word is not Status.ALIAS
-        for text in (f"{code(row.arm)} by hand:", fenced(row.command))
+        text for command, named in arms.items() for text in (f"{', '.join(map(code, named))} by hand:", fenced(command))
     ]
 
 
@@ -155,7 +200,6 @@ def _integrity(comparison: Comparison) -> str:
     judgement, header = comparison.judgement, comparison.header
     twin, drift, variance, warm = judgement.twin, judgement.drift, comparison.variance, comparison.warm_up
     rows = [
-        ("state", f"{judgement.state.word}: {' '.join(judgement.state.reasons)}"),
         ("blocks", f"{judgement.n} judged, {comparison.blocks_run} run, {header.plan.max_blocks} at most"),
         ("level", f"{header.plan.level.words}; margin {percent(header.plan.margin)}"),
         ("twin of the reference", ratio(twin.contrast) if twin else NONE),
@@ -313,14 +357,15 @@ def _verdicts(comparison: Comparison) -> list[str]:
 
 
 def _failures(comparison: Comparison) -> list[str]:
-    """Arms without numbers, and why."""
-    rows = [row for row in comparison.rows if row.status.word is not Status.OK]
-    if not rows:
+    """Arms without numbers, and why; those of one reason share a line."""
+    reasons: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.status.word is not Status.OK:
+            reasons.setdefault(status_of(row), []).append(row.arm)
+    if not reasons:
         return []
-    return [
-        "Arms without numbers of their own:",
-        "\n".join(f"- {code(row.arm)}: {markdown(status_of(row))}" for row in rows),
-    ]
+    lines = [f"- {', '.join(map(code, arms))}: {markdown(reason)}" for reason, arms in reasons.items()]
+    return ["Arms without numbers of their own:", "\n".join(lines)]
 
 
 def _left_out(comparison: Comparison) -> list[str]:
@@ -421,41 +466,24 @@ def _notes(comparison: Comparison) -> list[str]:
     return ["What to know of this run:", "\n".join(f"- {markdown(note)}" for note in notes)] if notes else []
 
 
-def _curves(comparison: Comparison) -> list[str]:
+def _curves(comparison: Comparison, drawn: Sequence[str]) -> list[str]:
     """Each sweep: the chart, the same in plain text, and what it says."""
-    found = curves(comparison)
+    found, charts = curves(comparison), iter(drawn)
     parts = ["## The curve" if len(found) == 1 else "## The curves"] if found else []
-    for curve, name in zip(found, _chart_names(found), strict=True):
+    for curve in found:
         parts += [f"### {code(curve.arms)}"] if found[1:] else []
-        parts += [
-            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{name}-dark.svg">'
-            f'<img src="{name}-light.svg" width="600" alt="{attribute(curve.finding)}"></picture>'
-            if curve.has_speeds
-            else "",
-            fenced(draw(curve), "text"),
-            *(["\n".join(f"- {markdown(note)}" for note in curve.notes)] if curve.notes else []),
-        ]
+        parts += [next(charts)] if curve.has_speeds else []
+        parts += [fenced(draw(curve), "text")]
+        parts += ["\n".join(f"- {markdown(note)}" for note in curve.notes)] if curve.notes else []
     return parts
 
 
-def charts(comparison: Comparison) -> dict[str, str]:
-    """Path in the run folder → SVG, of every curve, for a light and for a dark page."""
-    found = curves(comparison)
-    return {
-        f"{name}-{'dark' if dark else 'light'}.svg": draw_curve(curve, dark=dark)
-        for curve, name in zip(found, _chart_names(found), strict=True)
-        if curve.has_speeds  # without one there is nothing to draw
-        for dark in (False, True)
-    }
-
-
-def _chart_names(found: Sequence[Curve]) -> list[str]:
-    """Where the chart of each curve lies, without its ending: two curves over one number have one name each."""
-    names: list[str] = []
-    for curve in found:
-        same = sum(name.startswith(f"charts/{curve.over}") for name in names)
-        names.append(f"charts/{curve.over}" + (f"-{same + 1}" if same else ""))
-    return names
+def _picture(picture: Picture) -> str:
+    """A chart for a light and for a dark page."""
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{picture.name}-dark.svg">'
+        f'<img src="{picture.name}-light.svg" width="600" alt="{attribute(picture.alt)}"></picture>'
+    )
 
 
 def _physics(comparison: Comparison) -> str:
@@ -530,7 +558,7 @@ def _parity(comparison: Comparison) -> str:
         _table(("setting", *arms), cells) if cells else "",
         "Why:\n\n" + "\n".join(reasons) if reasons else "",
         *(
-            f"Equal on all arms, {how}: {markdown('; '.join(map(_told, rows)))}."
+            f"Equal on all arms, {how}: {markdown('; '.join(map(_value, rows)))}."
             for how, rows in (("as asked for", asked), ("left to the engines", left), ("in placement", placed))
             if rows
         ),
@@ -547,7 +575,7 @@ def _cell(row: Parity, arm: str) -> str:
     return f"{value} (asked {asked})" if strays else value
 
 
-def _told(row: Parity) -> str:
+def _value(row: Parity) -> str:
     value = next(value for value in row.values.values() if value is not None)
     asked = [each for each in row.asked.values() if each not in (None, value)]
     note = f" (for {asked[0]}: {'; '.join(row.why)})" if asked and row.why else ""
@@ -608,13 +636,85 @@ def _prompt_lengths(comparison: Comparison) -> list[tuple[str, object]]:
 
 
 def _machine(comparison: Comparison) -> str:
+    """Where it ran. What this machine does not tell has no line, but for what everyone asks for."""
     machine = comparison.header.machine
-    gpus = ", ".join(f"{gpu.name}, driver {gpu.driver or NONE}" for gpu in machine.gpus)
+    engines = dict.fromkeys(str(each.engine) for each in comparison.header.contenders if each.engine)
     rows: list[tuple[str, object]] = [
-        ("CPU", f"{machine.cpu or NONE}, {machine.physical_cores or NONE} cores"),
-        ("memory", memory(machine.memory_bytes)),
-        ("GPU", gpus or "none that NVML answers for"),
-        ("system", f"{machine.system or NONE}, kernel {machine.kernel or NONE}, {machine.libc or NONE}"),
+        ("CPU", _joined(machine.cpu or NONE, *_cores(machine))),
+        ("memory", _joined(memory(machine.memory_bytes), *_modules(machine))),
+        *_measured(comparison),
+        *(("GPU", _joined(gpu.name, *_card(gpu))) for gpu in machine.gpus),
+        *([] if machine.gpus else [("GPU", "none that NVML answers for")]),
+        (
+            "system",
+            _joined(machine.system, _told(machine.kernel, "kernel {}"), machine.libc, *_around(machine)) or NONE,
+        ),
+        *_power(machine),
+        *(("engine", each) for each in engines),
         ("Python", machine.python or NONE),
     ]
     return _table(("part", "fact"), rows)
+
+
+def _joined(*parts: str | None) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _told(value: object, text: str) -> str | None:
+    """The text with the value in it; nothing where the value is not known."""
+    return None if value is None else text.format(value)
+
+
+def _cores(machine: Machine) -> tuple[str | None, ...]:
+    return (
+        f"{machine.physical_cores or NONE} cores",
+        _told(machine.cpu_max_mhz, "{} MHz at most"),
+        _told(machine.cpu_quota_cores, "{:g} cores of time granted"),
+        None if (machine.numa_nodes or 1) == 1 else f"{machine.numa_nodes} NUMA nodes",
+    )
+
+
+def _modules(machine: Machine) -> tuple[str | None, ...]:
+    return (
+        _told(machine.memory_modules, "{} modules"),
+        _told(machine.memory_channels, "{} channels"),
+        _told(machine.memory_speed_mts, "{} MT/s"),
+    )
+
+
+def _measured(comparison: Comparison) -> list[tuple[str, object]]:
+    probe = comparison.header.host_probe
+    if probe is None or not probe.typical:
+        return []
+    best = f"{_gigabytes(max(probe.kernels.values()))}, the best of {', '.join(probe.kernels)}"
+    return [("memory bandwidth, measured", f"{best}; {count(probe.threads, 'thread')}")]
+
+
+def _card(gpu: Gpu) -> tuple[str | None, ...]:
+    return (
+        _told(gpu.memory_bytes and format_bytes(gpu.memory_bytes), "{}"),
+        "unified memory" if gpu.unified else None,
+        "MIG" if gpu.mig else None,
+        _told(gpu.driver, "driver {}"),
+        _told(gpu.compute, "compute capability {}"),
+        _told(gpu.power_limit_w, "power limit {:.0f} W"),
+    )
+
+
+def _around(machine: Machine) -> tuple[str | None, ...]:
+    return (
+        f"WSL{machine.wsl_version or ''}" if machine.wsl else None,
+        "in a container" if machine.container else None,
+        _told(machine.hypervisor, "virtual machine ({})"),
+    )
+
+
+def _power(machine: Machine) -> list[tuple[str, object]]:
+    source = {True: "on mains", False: "on battery", None: None}[machine.on_ac_power]
+    told = _joined(
+        _told(machine.governor, "governor {}"),
+        _told(machine.energy_preference, "preference {}"),
+        _told(machine.platform_profile, "profile {}"),
+        source,
+    )
+    return [("power", told)] if told else []

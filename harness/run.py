@@ -14,8 +14,9 @@ import re
 import secrets
 import shlex
 import shutil
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -51,6 +52,7 @@ from harness.probe import (
 from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Search
 
 PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf", "xllamacpp")
+SLUG = 48  # signs, at most
 DEFAULT_BLOCKS = 6  # of the synthetic default model: a look around in a few minutes
 
 
@@ -104,7 +106,8 @@ def run_field(
     blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
     few = ", too few for a claim" if drawn.max_blocks < verdict.FEWEST_BLOCKS else ""
     watch(Progress(f"{blocks}{few}, about {max(1, round(minutes))} min if none is repeated, into {folder}"))
-    _run_blocks(record.read(folder), field, options, prompt_tokens, watch)
+    load_s = 60 * minutes / (drawn.max_blocks * len(drawn.arms))
+    _run_blocks(record.read(folder), field, options, prompt_tokens, watch, load_s)
     return record.read(folder)
 
 
@@ -155,9 +158,19 @@ def _able(field: Field, arm: str) -> str:
     return arm
 
 
+def slug(name: str) -> str:
+    """A name for a folder: whole words of the model's, as many as go into `SLUG` signs."""
+    words: list[str] = re.findall(r"[a-z0-9]+", name.lower()) or ["model"]
+    kept: str = words[0][:SLUG]
+    for word in words[1:]:
+        if len(kept) + 1 + len(word) > SLUG:
+            break
+        kept += f"-{word}"
+    return kept
+
+
 def _new_folder(out: Path, field: Field) -> Path:
-    slug = re.sub(r"[^a-z0-9]+", "-", field.model.name.lower()).strip("-")[:40].strip("-") or "model"
-    stem = f"{datetime.date.today().isoformat()}-{slug}"
+    stem = f"{datetime.date.today().isoformat()}-{slug(field.model.name)}"
     for number in range(1, 1000):
         folder = out / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -301,8 +314,15 @@ def _version(package: str) -> str | None:
 # ── the blocks ──────────────────────────────────────────────────────────────────────────────
 
 
-def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[str, int], watch: Watch) -> None:
-    """Load after load until the plan says that it is enough, or Ctrl-C."""
+def _run_blocks(
+    begun: Run,
+    field: Field,
+    options: Options,
+    prompt_tokens: dict[str, int],
+    watch: Watch,
+    load_s: float | None = None,
+) -> None:
+    """Load after load until the plan says that it is enough, or Ctrl-C. `load_s` is what one is thought to take."""
     drawn = begun.header.plan
     contenders = {arm.label: _contender_of(begun.header, arm.text) for arm in drawn.arms}
     outcomes = list(plan.abandon(drawn, outcomes_of(begun)))
@@ -314,13 +334,17 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
         while (planned := plan.next_load(drawn, outcomes)) is not None:
             done = len(outcomes)
             left = plan.loads_left(drawn, outcomes)
-            each_s = (time.monotonic() - began) / (done - loads_before) if done > loads_before else None
+            each_s = (time.monotonic() - began) / (done - loads_before) if done > loads_before else load_s
             now = Progress(
                 f"block {planned.block}: {planned.arm}",
                 False,
                 done,
                 done + left,
                 None if each_s is None else each_s * left,
+                planned.arm,
+                planned.block,
+                drawn.max_blocks,
+                _speeds(drawn, outcomes),
             )
 
             def tell(text: str, now: Progress = now) -> None:
@@ -333,7 +357,13 @@ def _run_blocks(begun: Run, field: Field, options: Options, prompt_tokens: dict[
             if load.thermal is not None:
                 starts.append(load.thermal.start)
             outcomes.append(outcome_of(begun.header, load, samples, watched=not options.no_wait))
-            watch(Progress(_told(load, outcomes[-1]), True, len(outcomes), done + left))
+            told = _told(load, outcomes[-1])
+            watch(
+                dataclasses.replace(
+                    now, text=told, lasting=True, done=done + 1, seconds_left=None, speeds=_speeds(drawn, outcomes)
+                )
+            )
+    watch(Progress("judging, and writing the report", lasting=False))
 
 
 def _job(stage: str, header: Header, planned: Planned, contender: Contender, field: Field, options: Options) -> Job:
@@ -380,7 +410,7 @@ def _burn_in(
     began = time.monotonic()
 
     def tell(text: str) -> None:
-        watch(Progress(f"burn-in: {reference.arm}: {text}", lasting=False))
+        watch(Progress(f"burn-in: {reference.arm}: {text}", lasting=False, arm=reference.arm))
 
     while not gates.is_warm(ends, limit_s):
         place = dataclasses.replace(
@@ -392,6 +422,16 @@ def _burn_in(
             return
         ends.append((time.monotonic() - began, load.thermal.end.gpu_c))
         tell(f"GPU at {load.thermal.end.gpu_c:.0f} °C")
+
+
+def _speeds(drawn: Plan, outcomes: Sequence[Outcome]) -> tuple[tuple[str, str], ...]:
+    """Median tok/s of each arm's loads so far, a twin's among them; the reference first."""
+    texts = {arm.label: arm.text for arm in drawn.arms}
+    loads: dict[str, list[float]] = {texts[drawn.reference]: []}
+    for each in outcomes:
+        if each.value is not None:
+            loads.setdefault(texts[each.label], []).append(each.value)
+    return tuple((arm, f"{math.exp(statistics.median(values)):.1f}") for arm, values in loads.items() if values)
 
 
 def _told(load: LoadRecord, outcome: Outcome) -> str:

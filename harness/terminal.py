@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
+import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from harness.answer import (
-    all_rows,
     answer,
+    best,
     best_commands,
     ceiling_share_of,
     change_sentence,
     memory_of,
     not_counted,
     status_of,
-    unfinished,
     verdict_of,
 )
 from harness.changes import Change, Changes
-from harness.compare import Comparison, Row
+from harness.compare import Comparison, Row, all_rows
 from harness.differences import Difference
 from harness.parity import ASKED, Parity, parity, spoken
+from harness.plan import PRESETS, Status
 from harness.words import NONE, count, memory, milliseconds, number, percent, plain, ratio, shell, spread
 
 Column = tuple[str, Callable[[Row], str]]
@@ -46,8 +51,17 @@ CELLS: tuple[Column, ...] = (
 )
 
 
-MAY_VANISH = frozenset({"memory", "of ceiling", "VRAM", "on device", "on host", "RSS", "load", "TTFT"})
-NARROW_DROPS = ("RSS", "load", "TTFT", "on host", "of ceiling", "prefill tok/s", "memory", "placement", "on device")
+MAY_VANISH = frozenset({"prefill tok/s", "memory", "of ceiling", "VRAM", "on device", "on host", "RSS", "load", "TTFT"})
+NARROWER = (  # what goes first where it is narrow; "decode tok/s (" is its interval
+    "RSS", "load", "on host", "of ceiling", "placement", "memory", "on device", "VRAM", "verdict (", "TTFT",
+    "prefill tok/s", "decode tok/s (", "arm", "ratio (",
+)  # fmt: skip
+NARROWER_CHANGES = ("before, tok/s (", "after, tok/s (", "verdict (", "before, tok/s", "after, tok/s", "arm")
+SHORT_ARM, LEAST_ARM = 24, 12  # columns; longer names are cut in the middle, at last to the second
+PAGE = 40  # lines
+MOST_LINES = 4  # of one thing below the table
+LEAST_BELOW = 6  # lines there, however long the rest is
+OF_ONE_ARM = "Intervals of tok/s are of that arm alone (95 %), not for comparing rows."
 WIDE = 200  # a file or a pipe has no width: nothing is left out
 NOTHING = ({NONE}, {"0 B"}, {NONE, "0 B"})
 
@@ -60,55 +74,121 @@ def grid(comparison: Comparison, drop: Sequence[str] = ()) -> tuple[list[str], l
     return [name for name, _ in columns], [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
 
 
-def table(comparison: Comparison, width: int | None = None) -> str:
-    """For a terminal: the answer, the table, the state. Where it is narrow, less important columns go first."""
-    import textwrap
+def table(comparison: Comparison, width: int | None = None, *, colour: bool | None = None) -> str:
+    """One page: the answer, the command to paste, the table, the state, and where to go from here.
 
-    from tabulate import tabulate
-
-    if width is None:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
-
-    def draw(drop: Sequence[str], status: int | None) -> str:
-        headers, cells = grid(comparison, drop)
-        shown = [[plain(cell) for cell in line] for line in cells]
-        limits = [status if name in ("status", "placement") else None for name in headers]
-        return str(
-            tabulate(
-                shown, headers, tablefmt="simple", disable_numparse=True, maxcolwidths=limits, break_on_hyphens=False
-            )
-        )
-
-    tries = [(NARROW_DROPS[:count], limit) for count in range(len(NARROW_DROPS) + 1) for limit in (44, 28, 20)]
-    drawn = (draw(drop, limit) for drop, limit in tries)
-    fitting = next((text for text in drawn if max(map(len, text.splitlines())) <= width), None)
-    paragraphs = [
-        textwrap.fill(plain(answer(comparison)), width),
-        fitting or draw(NARROW_DROPS, 20),
-        *(textwrap.fill(line, width, subsequent_indent="  ") for line in _footer(comparison)),
+    Where it is narrow, less important columns go first. With `colour` words of state and verdict have one; it never
+    tells what the words do not. Both are what stdout is, unless given.
+    """
+    width, paint = width or _width(), _painter(colour)
+    headers, cells = grid(comparison, ("status",))
+    if len({row.placement for row in comparison.rows}) == 1:  # what all have in common is for the report
+        headers, cells = grid(comparison, ("status", "placement"))
+    verdicts = {row.arm: _word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
+    shown = [[plain(cell) for cell in (*line[:-1], verdicts.get(line[0], line[-1]))] for line in cells]
+    state = comparison.state.word
+    above = [
+        _filled(answer(comparison), width),
+        *_paste(comparison, width),
+        _fitting(headers, shown, NARROWER, width, paint),
     ]
-    paste = [f"To run {plain(arm)} by hand:\n{shell(command)}" for arm, command in best_commands(comparison)]
-    return "\n\n".join([*paragraphs[:2], "\n".join(paragraphs[2:]), *paste])
+    onwards = "\n".join(_onwards(comparison, width))
+    room = PAGE - len("\n\n".join([*above, "", onwards]).splitlines())
+    below = _below(comparison, width, max(LEAST_BELOW, room) if width < WIDE else sys.maxsize)
+    return "\n\n".join([*above, below.replace(state, paint(state), 1), onwards])
 
 
-def _footer(comparison: Comparison) -> list[str]:
-    """Below the table: state, level, what the intervals are, where everything is."""
+def _word_of(row: Row) -> str:
+    return f"= {row.status.alias_of}" if row.status.alias_of is not None else row.status.word.value
+
+
+def _paste(comparison: Comparison, width: int) -> list[str]:
+    """The command of the arm to take; where any may be taken, the shortest one."""
+    commands = best_commands(comparison)
+    if not commands:
+        return []
+    picked = commands[:1] if comparison.header.search else sorted(commands, key=lambda each: len(each[1]))[:1]
+    others = [plain(arm) for arm, _ in commands if arm != picked[0][0]]
+    more = f" ({' and '.join(others)} in the report)" if others else ""
+    return [f"To run {plain(arm)} by hand{more}:\n{folded(command, width)}" for arm, command in picked]
+
+
+def _below(comparison: Comparison, width: int, room: int) -> str:
+    """Below the table: state, then what has no number of its own. What `room` lines do not hold is in the report."""
+    lines: list[str] = []
+    left_out = 0
+    paragraphs = _footer(comparison)
+    for first, *rest in paragraphs:
+        kept_free = 0 if lines else min(len(paragraphs) - 1, room // 2)  # the state leaves a line for each that follows
+        left = room - len(lines) - kept_free
+        found = _whole(first, rest, width, left if width >= WIDE else min(left, MOST_LINES))
+        lines += found
+        left_out += not found
+    return "\n".join([*lines, *(["More is in the report."] if left_out else [])])
+
+
+def _whole(first: str, rest: Sequence[str], width: int, most: int) -> list[str]:
+    """A paragraph of as many of these as `most` lines hold, whole; nothing, if not even the first fits."""
+    for kept in range(len(rest), -1, -1):
+        more = f"({len(rest) - kept} more in the report)" if rest[kept:] not in ([], [OF_ONE_ARM]) else ""
+        lines = _filled(" ".join(filter(None, [first, *rest[:kept], more])), width, "  ").splitlines()
+        if len(lines) <= most:
+            return lines
+    return []
+
+
+def _footer(comparison: Comparison) -> list[list[str]]:
+    """Paragraphs, each of a head and parts that can be left out; the state is first."""
     judgement, drawn = comparison.judgement, comparison.header.plan
     counts = f"{count(judgement.n, 'block')} judged"
     if comparison.blocks_run != judgement.n:
         counts += f" of {comparison.blocks_run} run"
-    lines = [
-        f"State {judgement.state.word}: {' '.join(judgement.state.reasons)}",
-        f"{counts}; ratios {drawn.level.words}, margin {percent(drawn.margin)}; intervals of tok/s are of that arm "
-        "alone (95 %), not for comparing rows.",
+    return [
+        [f"State {judgement.state.word}:", *judgement.state.reasons],
+        *([line] for line in _without_numbers(comparison)),
+        [f"{counts}; ratios {drawn.level.words}, margin {percent(drawn.margin)}.", OF_ONE_ARM],
+        *([line] for line in _settings(comparison)),
+        *(
+            [f"{kind}:", *(f"{reason}{';' if reason != reasons[-1] else ''}" for reason in reasons)]
+            for kind, reasons in not_counted(comparison)
+        ),
     ]
-    lines += [f"{row.arm}: {status_of(row)}" for row in comparison.rows if len(status_of(row)) > 90]
-    lines += _settings(comparison)
-    lines += [f"{kind}: {'; '.join(reasons)}" for kind, reasons in not_counted(comparison)]
+
+
+def _without_numbers(comparison: Comparison) -> list[str]:
+    """Arms that did not run for themselves, those with one reason together."""
+    arms: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        if row.status.word is not Status.OK:
+            reason = f" ({row.status.reason})" if row.status.alias_of is not None else f": {row.status.reason}"
+            arms.setdefault(_word_of(row) + reason * bool(row.status.reason), []).append(row.arm)
+    return [f"{', '.join(named)}{' ' if why.startswith('= ') else ': '}{why}" for why, named in arms.items()]
+
+
+def _onwards(comparison: Comparison, width: int) -> list[str]:
+    """Where everything lies, and what to type next."""
+    folder, state, place = comparison.run.folder, comparison.state.word, shlex.quote(str(comparison.run.folder))
+    written = [name for name in ("report.md", "report.html") if (folder / name).is_file()]
+    beside = "".join(f", and {name}" for name in written[1:])
+    lines = [_filled(f"Report: {folder / written[0]}{beside}" if written else f"Run folder: {folder}", width, "  ")]
     if not comparison.finished:
-        lines.append(unfinished(comparison, comparison.run.folder))
-    lines.append(f"Run folder: {comparison.run.folder}   plan {comparison.header.plan_digest[:16]}")
-    return [plain(line) for line in lines]
+        done = count(comparison.blocks_run, "block")
+        return [*lines, _labelled(f"Stopped after {done}; go on", f"llamaduel run --resume {place}", width)]
+    needed = max((each.blocks_needed or 0 for each in comparison.judgement.contrasts.values()), default=0)
+    if state == "RED":
+        lines.append(_filled("Next: mend what the state names and run it again; `publish` refuses it.", width, "  "))
+    elif needed and len(best(comparison)) > 1:
+        margin, most = percent(comparison.header.plan.margin), PRESETS["confirm"]
+        capped = comparison.header.plan.max_blocks < most
+        more = f"a longer --budget gives up to {most}" if capped else "on a quieter machine fewer"
+        lines.append(_filled(f"Next: to tell {margin} apart takes {needed} blocks at this noise; {more}.", width, "  "))
+    return [*lines, *([_labelled("Share it", f"llamaduel publish {place}", width)] if state != "RED" else [])]
+
+
+def _labelled(label: str, command: str, width: int) -> str:
+    """A command to paste is never broken by us."""
+    line = f"{label}: {plain(command)}"
+    return line if len(line) <= width else f"{label}:\n  {plain(command)}"
 
 
 def _settings(comparison: Comparison) -> list[str]:
@@ -142,13 +222,9 @@ def _by_value(row: Parity) -> str:
     return ", ".join(f"{' and '.join(named)} {value}" for value, named in arms.items())
 
 
-def changes_table(changes: Changes) -> str:
-    """For a terminal: what may be said, two runs side by side, and all that differs between them."""
-    import textwrap
-
-    from tabulate import tabulate
-
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+def changes_table(changes: Changes, width: int | None = None, *, colour: bool | None = None) -> str:
+    """What may be said, two runs side by side, and all that differs between them; as wide and coloured as `table`."""
+    width, paint = width or _width(), _painter(colour)
 
     def bounds(change: Change) -> str:
         return NONE if change.ratio is None else f"{change.ratio:.3f}× ({change.low:.3f}–{change.high:.3f})"
@@ -162,7 +238,6 @@ def changes_table(changes: Changes) -> str:
         speeds = (spread(before.reference_tps), spread(after.reference_tps))
         cells.insert(0, (changes.reference, *speeds, NONE, "reference (confounded)"))
     headers = ("arm", "before, tok/s", "after, tok/s", "after / before", "verdict")
-    drawn = str(tabulate([list(map(plain, row)) for row in cells], headers, disable_numparse=True))
     margin = f"margin {percent(changes.margin)}"
     lines = [
         *changes.notes,
@@ -177,8 +252,13 @@ def changes_table(changes: Changes) -> str:
     if not changes.differences:
         lines.append("Nothing that was recorded differs beside the speeds.")
     said = " ".join(map(change_sentence, changes.changes)) or "The two runs have no arm in common to compare."
-    filled = [textwrap.fill(plain(line), width, subsequent_indent="  ") for line in lines if line]
-    return "\n\n".join([textwrap.fill(said, width), drawn, "\n".join(filled)])
+    return "\n\n".join(
+        [
+            _filled(said, width),
+            _fitting(headers, [[*map(plain, row)] for row in cells], NARROWER_CHANGES, width, paint),
+            "\n".join(_filled(line, width, "  ") for line in lines if line),
+        ]
+    )
 
 
 def _differing(changes: Changes) -> list[str]:
@@ -197,3 +277,109 @@ def _change_word(change: Change) -> str:
     if change.word == "INCONCLUSIVE" and change.attained_margin is not None:
         return f"INCONCLUSIVE (within {percent(change.attained_margin)})"
     return f"{change.word}, a regression" if change.regression else change.word
+
+
+# ── lines that fit ──────────────────────────────────────────────────────────────────────────
+
+COLOURS = {
+    "GREEN": "1;32", "AMBER": "1;33", "RED": "1;31", "SCREENING": "1;36", "DIFFERENT": "1", "FASTER": "1",
+    "SLOWER": "1;31", "LOST": "1;31", "INCONCLUSIVE": "33", "NOT_COMPARABLE": "33",
+    **dict.fromkeys((word.value for word in Status if word not in (Status.OK, Status.ALIAS)), "31"),
+}  # fmt: skip
+Paint = Callable[[str], str]
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDE
+
+
+def _painter(colour: bool | None) -> Paint:
+    """Words in their colour, by the first of them; as they are where nobody sees a colour or wants one."""
+    if colour is None:
+        wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+        colour = wanted and sys.stdout.isatty()
+    if not colour:
+        return lambda text: text
+
+    def paint(text: str) -> str:
+        code = COLOURS.get(re.split(r"[ ,]", text)[0])
+        return text if code is None else f"\x1b[{code}m{text}\x1b[0m"
+
+    return paint
+
+
+def _filled(text: str, width: int, indent: str = "") -> str:
+    """A path or a name is never broken, for it is pasted; nor is "3 %"."""
+    filled = textwrap.fill(
+        plain(text).replace(" %", "\xa0%"),
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return filled.replace("\xa0", " ")
+
+
+def _fitting(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], narrower: Sequence[str], width: int, paint: Paint
+) -> str:
+    """A line for each row, two spaces between columns; where it is too wide, by steps of `narrower`, then by arms."""
+    columns = {name: [row[at] for row in rows] for at, name in enumerate(headers)}
+
+    def too_wide() -> int:
+        widths = [max(map(len, (name, *cells))) for name, cells in columns.items()]
+        return sum(widths) + 2 * (len(widths) - 1) - width
+
+    def cut_arms(least: int) -> None:
+        longest = max(map(len, columns["arm"]), default=0)
+        columns["arm"] = [_cut(arm, max(least, longest - too_wide())) for arm in columns["arm"]]
+
+    for step in narrower:
+        name = step.removesuffix(" (")
+        if too_wide() <= 0:
+            break
+        if step == "arm":
+            whole = columns["arm"]
+            cut_arms(SHORT_ARM)
+            columns["arm"] = columns["arm"] if too_wide() <= 0 else whole
+        elif name != step and name in columns:
+            columns[name] = [cell.partition(" (")[0] for cell in columns[name]]
+        elif name in columns:
+            del columns[name]
+    if too_wide() > 0:
+        cut_arms(LEAST_ARM)
+    widths = [max(map(len, (name, *cells))) for name, cells in columns.items()]
+    lines = [list(columns), ["-" * width for width in widths], *zip(*columns.values(), strict=True)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(line[:-1], widths, strict=False)), paint(line[-1])])
+        for line in lines
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    """Names of arms differ at their ends."""
+    head = width // 2
+    return text if len(text) <= width else f"{text[:head]}…{text[head + 1 - width :]}"
+
+
+def folded(command: str, width: int) -> str:
+    """A command as it is pasted, its long lines continued by a backslash where no quotes are open."""
+    return "\n".join(_folded(line, width) for line in shell(command).splitlines())
+
+
+def _folded(line: str, width: int) -> str:
+    words = re.findall(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:[^"\\]|\\.)*")+""", line)
+    if len(line) <= width or line.startswith("#") or "$'" in line or " ".join(words) != line:
+        return line
+    lines, pieces = [words[0]], list[str]()
+    for before, word in pairwise(words):
+        if pieces and before.startswith("-") and not word.startswith("-"):
+            pieces[-1] += f" {word}"  # an option and its value stay together
+        else:
+            pieces.append(word)
+    for word in pieces:
+        if len(lines[-1]) + len(word) + 3 > width:
+            lines.append(f"   {word}")
+        else:
+            lines[-1] += f" {word}"
+    return " \\\n".join(lines)

@@ -594,7 +594,7 @@ def state(
     elif twin is None:
         amber.append("No second copy of the reference ran, so the noise floor is not known.")
     elif twin.contrast.word not in ("SAME", "SCREENING"):
-        attained = _percent(twin.contrast.attained_margin or 0.0)
+        attained = _beside(twin.contrast.attained_margin or 0.0, margin)
         amber.append(f"Two copies of the reference are the same only within {attained}, not {_percent(margin)}.")
     if drift is not None and abs(drift.per_block) > margin:
         red.append(
@@ -765,6 +765,12 @@ def _percent(share: float) -> str:
     digits = 0 if abs(value) >= 20 else 1 if abs(value) >= 0.95 else 2
     text = f"{value:.{digits}f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+
+
+def _beside(share: float, other: float) -> str:
+    """With as many digits as tell it from the other: "3.04 %" beside "3 %"."""
+    texts = (_percent(share), *(f"{100 * share:.{digits}f} %" for digits in (2, 3, 4)))
+    return next((text for text in texts if text != _percent(other)), texts[-1])
 
 
 def _signed(share: float) -> str:

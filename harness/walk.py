@@ -7,16 +7,17 @@ from pathlib import Path
 
 from harness import baseline, record
 from harness.changes import Changes, compare_runs
-from harness.charts import is_same
+from harness.charts import draw, is_same
 from harness.compare import Comparison, compare
 from harness.errors import RunRefused, UsageError
 from harness.find import find
 from harness.options import Options
+from harness.page import page
 from harness.probe import Watch
-from harness.render import charts, report
+from harness.render import report
 from harness.run import run
 
-REPORT = "report.md"
+REPORT, PAGE, CHARTS = "report.md", "report.html", "charts"
 
 
 def duel(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Comparison:
@@ -49,10 +50,13 @@ def changes_since_baseline(comparison: Comparison) -> Changes | None:
 
 
 def write_report(folder: Path) -> Comparison:
-    """Judge a run folder and write its report and charts into it. Raises RunRefused."""
+    """Judge a run folder and write its charts and its report into it, as Markdown and as a page. Raises RunRefused."""
     comparison = read(folder)
-    for name, text in {**charts(comparison), REPORT: report(comparison)}.items():
-        _write(folder / name, text)
+    text, charts = report(comparison), draw(comparison)
+    for left in {path.name for path in (folder / CHARTS).glob("*.svg")} - {Path(name).name for name in charts}:
+        (folder / CHARTS / left).unlink(missing_ok=True)  # of an earlier report, and no more in this one
+    for name, content in {**charts, REPORT: text, PAGE: page(text, charts)}.items():
+        _write(folder / name, content)
     return comparison
 
 
@@ -70,27 +74,36 @@ def _write(path: Path, text: str) -> None:
 def verify(folder: Path) -> list[str]:
     """What of a run folder cannot be reproduced from its samples; nothing, if all is well.
 
-    The plan must hash to the digest written before block 1, and the report must be the one that
-    the samples give, to the letter.
+    The plan must hash to the digest written before block 1, the report must be the one that the samples give, to
+    the letter, the charts those that they give, and the page that of this report and these charts.
     """
     run = record.read(folder)
     problems = []
     if run.header.plan.digest != run.header.plan_digest:
         problems.append(f"the plan was changed: its digest is {run.header.plan.digest}, not {run.header.plan_digest}")
-    path = folder / REPORT
-    if not path.is_file():
-        raise RunRefused(f"{folder} has no {REPORT}; write it with `llamaduel report {folder}`")
-    written = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    written = {name: _text(folder / name) for name in (REPORT, PAGE)}
+    for name, found in written.items():
+        if found is None:
+            raise RunRefused(f"{folder} has no {name}; write it with `llamaduel report {folder}`")
     comparison = compare(run)
-    computed = report(comparison).splitlines()
-    changed = difflib.unified_diff(written, computed, "written", "computed", lineterm="", n=0)
-    for name, text in charts(comparison).items():
-        found = (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).is_file() else ""
-        if not is_same(found, text):
-            problems.append(f"{name} is not the chart that the samples give; draw it by `llamaduel report {folder}`")
+    again = f"write it again by `llamaduel report {folder}`"
+    charts: dict[str, str] = {}
+    for name, drawn in draw(comparison).items():
+        charts[name] = _text(folder / name) or ""
+        if not is_same(charts[name], drawn):
+            problems.append(f"{name} is not the chart that the samples give; {again}")
+    if written[PAGE] != page(written[REPORT] or "", charts):
+        problems.append(f"{PAGE} is not the page of {REPORT} and its charts; {again}")
+    changed = difflib.unified_diff(
+        (written[REPORT] or "").splitlines(), report(comparison).splitlines(), "written", "computed", lineterm="", n=0
+    )
     problems += [
         f"{'the samples give' if line[0] == '+' else 'the report says'}: {line[1:]}"
         for line in list(changed)[2:]
         if not line.startswith("@@")
     ]
     return problems
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None

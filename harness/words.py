@@ -14,6 +14,17 @@ from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval, telling
 
 NONE = "–"
+# What GitHub makes a link of without any markup, and what begins a list or a rule at the start of a line. A name
+# after @ and a number after # are looked for behind all escapes, so a space without width keeps them apart.
+LIVE = (
+    (re.compile(r":(?=//)"), r":\\"),
+    (re.compile(r"(?<![a-z0-9])(www)\.", re.IGNORECASE), r"\1\\."),
+    (
+        re.compile(r"(?<![a-z0-9])@(?=\w)|@(?=[\w-]*\.\w)|\\#(?=\d)|(?<![a-z0-9])GH-(?=\d)", re.IGNORECASE),
+        r"\g<0>&#8203;",
+    ),
+    (re.compile(r"^(\d{0,9})([-+.)])(?=\s|$|-)"), r"\1\\\2"),
+)
 
 
 # ── inert text ──────────────────────────────────────────────────────────────────────────────
@@ -25,19 +36,30 @@ def plain(text: object) -> str:
 
 
 def _inert(text: object) -> str:
-    kept = (" " if unicodedata.category(sign) in ("Cc", "Zl", "Zp") else sign for sign in str(text))
-    return "".join(sign for sign in kept if unicodedata.category(sign) != "Cf")
+    return "".join(map(_sign, str(text)))
+
+
+def _sign(sign: str) -> str:
+    kind = unicodedata.category(sign)
+    if kind in ("Cc", "Zl", "Zp"):
+        return " "
+    if kind == "Cs" or ord(sign) & 0xFFFE == 0xFFFE:  # no text file and no XML may hold it
+        return "\N{REPLACEMENT CHARACTER}"
+    return "" if kind == "Cf" else sign
 
 
 def markdown(text: object) -> str:
-    """`plain`, with everything escaped that Markdown or HTML would take for its own."""
-    escaped = re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", plain(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    """`plain`, with everything escaped that Markdown, GitHub or HTML would take for its own."""
+    escaped = re.sub(r"([\\`*{}\[\]#|~$]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", plain(text))  # a_b is no emphasis
+    escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for live, inert in LIVE:
+        escaped = live.sub(inert, escaped)
+    return escaped
 
 
 def shell(command: str) -> str:
     """A command as it is pasted: its lines stay, nothing in them moves a terminal."""
-    return "\n".join(plain(line) for line in command.splitlines())
+    return "\n".join(map(_inert, command.splitlines()))
 
 
 def attribute(text: object) -> str:
@@ -47,14 +69,14 @@ def attribute(text: object) -> str:
 
 def fenced(text: str, language: str = "sh") -> str:
     """A block of shell, or a drawing with `language` "text", that its content cannot end."""
-    inner = shell(text) if language == "sh" else "\n".join(map(_inert, text.splitlines()))
+    inner = shell(text)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", inner)), default=0))
     return f"{fence}{language}\n{inner}\n{fence}"
 
 
 def code(text: object) -> str:
-    """A Markdown code span that its content cannot end; pipes are safe in tables too."""
-    inner = plain(text).replace("|", "\\|")
+    """A Markdown code span that its content cannot end. Not for tables, where a pipe would."""
+    inner = plain(text) or NONE
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", inner)), default=0))
     pad = " " if inner.startswith("`") or inner.endswith("`") else ""
     return f"{fence}{pad}{inner}{pad}{fence}"

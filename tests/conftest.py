@@ -26,6 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(autouse=True)
 def options_of_the_user_stay_outside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that names an engine or a preset decides nothing, but where real engines are tested."""
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)  # a job's page is for its own runs
     if request.node.get_closest_marker("engine") is None:
         for name in [name for name in os.environ if name.startswith("LLAMADUEL_")]:
             monkeypatch.delenv(name)

@@ -561,7 +561,7 @@ def test_a_run_prints_what_changed_since_its_baseline_and_fails_on_a_regression(
         folder = finished(begun, tmp_path / name, base, moe)
         assert main(["run", "--resume", str(folder), "--no-wait"]) == code
         shown = " ".join(capsys.readouterr().out.split())
-        assert shown.index("Run folder: ") < shown.index("llama-cpp@cpu-moe ", shown.index("Run folder: "))
+        assert shown.index("Report: ") < shown.index("llama-cpp@cpu-moe ", shown.index("Report: "))
         assert ("a regression" in shown) == (code == 4)
         assert main(["run", "--resume", str(folder), "--no-wait", "--json"]) == code
         found = json.loads(capsys.readouterr().out)

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 import harness
-from harness.charts import draw_curve
+from harness.charts import canvas, draw_curve
 from harness.curve import Curve, Point
 from harness.physics import Flag
 from harness.placement import Cell
@@ -216,4 +216,19 @@ def test_a_curve_without_any_speed_can_be_drawn() -> None:
     told = texts(parsed(draw_curve(dataclasses.replace(CURVE, points=points, best=()), dark=True)))
 
     assert "best" not in told
-    assert "–" in told
+    assert "no speed" in told
+
+
+def test_a_point_without_a_speed_is_no_zero() -> None:
+    """It stands on its shelf, farther below the axis than a mark is high."""
+    drawn = draw_curve(CURVE, dark=False)
+    root = parsed(drawn)
+    zeros = [float(each.get("y", "")) for each in root.iter(f"{SVG}text") if "".join(each.itertext()) == "0"]
+    zero = min(zeros)  # the other is the value of a point
+    crosses = [each for each in root.iter(f"{SVG}use") if f"stroke: {canvas.TEXT}" in each.get("style", "")]
+    below = [float(each.get("y", "")) for each in crosses if zero + 3 < float(each.get("y", "")) < max(zeros)]
+
+    assert texts(root).count("no speed") == 1
+    assert len(below) == 2, "the two that do not fit"
+    whole = tuple(each for each in CURVE.points if each.tps is not None)
+    assert "no speed" not in texts(parsed(draw_curve(dataclasses.replace(CURVE, points=whole), dark=False)))

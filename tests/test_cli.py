@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import machine, synth
+from harness import cli, machine, synth
 from harness.cli import main
 from harness.testing import engines
 from harness.testing.script import Script
@@ -77,8 +79,17 @@ def last_line(text: str) -> str:
         (("inspect", "text.gguf"), 1, "not a GGUF"),
         (("engines", "install", "lama-cpp"), 2, "did you mean 'llama-cpp'?"),
         (("synth", "out.gguf", "--like", "qwen3-30b"), 2, "did you mean 'qwen3-30b-a3b'?"),
-        (("runn",), 2, "invalid choice"),
-        ((), 2, "COMMAND"),
+        (("runn",), 2, "no command 'runn'; did you mean 'run'?"),
+        (("good.gguf",), 2, "is a model and no command; type llamaduel run good.gguf"),
+        (("run", "good.gguf", "--presett", "quick"), 2, "did you mean '--preset'? see llamaduel run --help"),
+        (("engines", "list", "--jsn"), 2, "did you mean '--json'? see llamaduel engines list --help"),
+        (("engines", "instal"), 2, "no action 'instal'; did you mean 'install'?"),
+        (("run", "good.gguf", "cut.gguf"), 2, "'cut.gguf' is one argument too many; see llamaduel run --help"),
+        (("--json", "plan"), 2, "options come after the command: llamaduel plan --json"),
+        (("--preset", "quick", "run"), 2, "options come after the command: llamaduel run --preset"),
+        (("inspect",), 2, "MODEL is missing; see llamaduel inspect --help"),
+        (("compare",), 2, "RUN, RUN are missing"),
+        ((), 2, "llamaduel --help"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -177,6 +188,23 @@ def test_inspect_names_layers_and_experts(typed: Typed, model: Path) -> None:
     assert found["experts_used"] < found["experts"]
     assert found["expert_layers"] == found["layers"]
     assert found["placements"][-1]["words"] == "all experts on the CPU"
+
+
+def test_help_names_every_command_once_under_what_it_is_for(typed: Typed) -> None:
+    code, out, _ = typed("--help")
+
+    (listed,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    named = re.findall(r"^  ([a-z]+)  +\w", out, re.MULTILINE)
+    assert code == 0
+    assert sorted(named) == sorted(listed.choices)
+    assert "\nmore:" not in out, "a command without a group"
+    assert out.index("start here:") < out.index("  run ") < out.index("measure:")
+
+
+def test_without_a_command_one_is_told_what_to_type_first(typed: Typed) -> None:
+    _, _, err = typed()
+
+    assert re.search(r"llamaduel doctor .*\n.*llamaduel run ", err)
 
 
 def test_help_needs_no_heavy_library() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -13,12 +15,13 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import pytest
 
 from backends.llama_cpp import LlamaCpp
-from harness import changes, cli, options, plan, terminal, verdict
+from harness import arms, changes, cli, options, physics, placement, plan, terminal, verdict
 from harness.errors import Unavailable
 from harness.testing.conformance import Conformance
 from harness.testing.llama_server import FLAGS
@@ -160,8 +163,42 @@ def anchors(document: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_reference_is_defined_and_every_definition_is_used(document: str) -> None:
+    """`[ollama#2068]` in the text, and its address at the end."""
+    text = prose(document)
+    defined = re.findall(r"^\[([^\]]+)\]: https?://\S+$", text, re.MULTILINE)
+    used = set(re.findall(r"\[([\w.-]+#\d+)\](?![(:])", text))
+    assert len(defined) == len(set(defined))
+    assert used == set(defined)
+    for name, number in re.findall(r"^\[[^\]]*#(\d+)\]: \S+/(\d+)$", text, re.MULTILINE):
+        assert name == number
+
+
+def test_every_document_is_in_the_index() -> None:
+    linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", read("docs/README.md"))}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
+
+
+def test_every_picture_is_shown() -> None:
+    shown = {target for name in DOCUMENTS for target in re.findall(r"pictures/([\w.-]+)", read(name))}
+    assert {path.name for path in (ROOT / "docs/pictures").glob("*")} <= shown
+
+
+def test_the_first_document_stays_short() -> None:
+    assert len(read("README.md").splitlines()) <= 220
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name.startswith(("docs/", "README"))])
+def test_no_line_that_a_person_writes_is_longer_than_120(document: str) -> None:
+    """Tables and definitions of links cannot be broken, and what is generated is as wide as it is."""
+    text = re.sub(r"^<!-- (help|run).*?^<!-- end -->$", "", read(document), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not re.match(r"\||\[[^\]]+\]: ", line)]
+    assert [line for line in lines if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_relative_link_leads_somewhere(document: str) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+    for target in re.findall(r"(?:\]\(|\bsrc(?:set)?=\")([^)\s\"]+)[)\"]", prose(document)):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
@@ -208,8 +245,9 @@ def test_what_the_log_points_at_is_there() -> None:
 
 
 def commands(document: str) -> Iterator[str]:
-    """Command lines of llamaduel: whole lines of shell blocks, and code spans."""
-    lines = [line for block in blocks(document, "sh") for line in block.splitlines()] + spans(document)
+    """Command lines of llamaduel: whole lines of shell blocks, continued ones joined, and code spans."""
+    joined = [re.sub(r"\\\n\s*", "", block) for block in blocks(document, "sh")]
+    lines = [line for block in joined for line in block.splitlines()] + spans(document)
     for line in lines:
         if found := re.match(r"(?:\.venv/bin/)?llamaduel (\w.*)", line):
             yield found[1]
@@ -217,10 +255,10 @@ def commands(document: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_shown_is_taken_by_the_parser(document: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A command that is only named, `llamaduel verify`, is looked up by its help."""
+    """A command that is only named, `llamaduel verify`, is looked up by its help, and COMMAND stands for any."""
     refused = []
     for command in commands(document):
-        words = shlex.split(command, comments=True)
+        words = ["run" if word == "COMMAND" else word for word in shlex.split(command, comments=True)]
         try:
             cli._parser().parse_args([*words, "--help"] if len(words) == 1 else words)
         except SystemExit as stop:
@@ -230,6 +268,116 @@ def test_every_command_shown_is_taken_by_the_parser(document: str, capsys: pytes
 
 def test_the_readme_shows_commands_at_all() -> None:
     assert len(list(commands("README.md"))) >= 8
+
+
+def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of commands that do something."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield parser
+    for each in {id(sub): sub for action in below for sub in action.choices.values()}.values():
+        yield from leaves(each)
+
+
+def test_every_command_is_in_the_readme_and_every_option_in_the_list_of_commands() -> None:
+    readme, listed = read("README.md"), read("docs/commands.md")
+    for parser in leaves(cli._parser()):
+        assert re.search(rf"\b{parser.prog}\b", readme), f"README.md does not name `{parser.prog}`"
+        assert f"\n## {parser.prog}\n" in listed
+        for flag in (flag for action in parser._actions for flag in action.option_strings):
+            assert re.search(rf"(?<![\w-]){flag}(?![\w-])", listed), f"docs/commands.md does not name {flag}"
+
+
+def test_every_knob_is_in_the_readme() -> None:
+    knobs = read("README.md").partition("\nKnobs: ")[2].partition("\n\n")[0]
+    assert {*arms.KNOBS} <= {re.split(r"\W", span)[0] for span in re.findall(r"`([^`]+)`", knobs)}
+
+
+# ── what is generated, and what was copied from a terminal ──────────────────────────────────
+
+
+@pytest.fixture
+def docs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script that writes the generated parts."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("docs")
+
+
+def test_the_generated_parts_are_current(docs: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert docs.main(check=True) == 0, capsys.readouterr().out
+
+
+def test_a_part_that_is_not_current_is_found_and_written(
+    docs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside it stands what no part is, and stays."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# A title\n\n<!-- help -->\nold\n<!-- end -->\n\nwords\n", "utf-8")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+
+    assert docs.main(check=True) == 1
+    assert "-old" in capsys.readouterr().out
+    assert docs.main(check=False) == 0
+    assert docs.main(check=True) == 0
+    written = (tmp_path / "README.md").read_text("utf-8")
+    assert written.startswith("# A title\n\n<!-- help -->\n")
+    assert written.endswith("\n<!-- end -->\n\nwords\n")
+    assert "## llamaduel run" in written
+
+
+def test_the_commands_are_drawn_alike_in_any_terminal(docs: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = docs.commands()
+    for name, value in (("COLUMNS", "40"), ("FORCE_COLOR", "1"), ("LANG", "de_DE.UTF-8")):
+        monkeypatch.setenv(name, value)
+    assert docs.commands() == drawn
+    assert max(len(line) for line in re.findall(r"^ .*$", drawn, re.MULTILINE)) <= docs.WIDTH
+
+
+def shown_outputs(document: str, command: str) -> list[tuple[list[str], str]]:
+    """The last line of each shell block that is this command of llamaduel, and the text block after it."""
+    pairs = re.findall(r"^```sh\n((?:(?!^```).)*)^```\n+```text\n(.*?)^```$", read(document), re.DOTALL | re.MULTILINE)
+    lines = [(block.strip().splitlines()[-1], text) for block, text in pairs]
+    return [(shlex.split(line)[1:], text) for line, text in lines if line.startswith(f"llamaduel {command} ")]
+
+
+def lines_in_order(shown: str, said: str) -> list[str]:
+    """The first line of `shown` that `said` lacks behind the one before; "…" stands for any number of lines."""
+    rest = iter(said.splitlines())
+    return next(([line] for line in shown.splitlines() if line not in ("…", "") and line not in rest), [])
+
+
+@pytest.fixture(scope="module")
+def article_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the tutorial begins with."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    assert cli.main(["synth", str(folder / "qwen.gguf"), "--like", "qwen3.5-35b-a3b", "--header-only"]) == 0
+    return folder
+
+
+def test_the_tutorial_shows_what_inspect_says(
+    article_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(article_model)
+    shown = shown_outputs("docs/tutorial.md", "inspect")
+    assert shown
+    for words, text in shown:
+        assert cli.main(words) == 0
+        assert lines_in_order(text, capsys.readouterr().out) == []
+
+
+@pytest.mark.engine
+def test_the_tutorial_shows_what_plan_says(
+    article_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = LlamaCpp().find({})
+    if not engine.rpc:
+        pytest.skip("the llama.cpp of this machine has no RPC, so it takes no stand-in device")
+    monkeypatch.chdir(article_model)
+    shown = shown_outputs("docs/tutorial.md", "plan")
+    assert len(shown) >= 2
+    for words, text in shown:
+        assert cli.main(words) == 0
+        assert lines_in_order(text, capsys.readouterr().out) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -270,16 +418,30 @@ def first_column(document: str, heading: str) -> list[str]:
     return [word.strip("` ") for row in rows for word in row.split(", ")]
 
 
-def test_the_readme_explains_exactly_the_statuses_there_are() -> None:
-    assert sorted(first_column("README.md", "Statuses")) == sorted(plan.Status)
-
-
 def test_the_guide_explains_exactly_what_a_report_can_say() -> None:
     guide = "docs/how-to-read-a-report.md"
+    assert sorted(first_column(guide, "Statuses")) == sorted(plan.Status)
+    assert sorted(first_column(guide, "Where the weights were")) == sorted(placement.Cell)
     assert sorted(first_column(guide, "The state of the run")) == sorted(get_args(verdict.StateWord))
     assert sorted(first_column(guide, "The verdicts")) == sorted(get_args(verdict.Word))
     assert sorted(first_column(guide, "Two runs")) == sorted(get_args(changes.Word))
     assert sorted(first_column(guide, "The columns")) == sorted(name for name, _ in terminal.CELLS)
+
+
+def defined_words() -> list[str]:
+    """What the glossary explains, in its order."""
+    entries = re.findall(r"^- ((?:\*\*[^*]+\*\*(?:, )?)+):", read("docs/glossary.md"), re.MULTILINE)
+    return [word for entry in entries for word in re.findall(r"\*\*([^*]+)\*\*", entry)]
+
+
+def test_the_glossary_has_every_word_that_a_report_can_say() -> None:
+    words = defined_words()
+    assert len(words) == len(set(words))
+    said = {*plan.Status, *placement.Cell, *physics.Flag, "INVALID", "CLOCK_MISMATCH"}
+    said |= {*get_args(verdict.Word), *get_args(verdict.StateWord), *get_args(changes.Word)}
+    said |= {name for name, _ in terminal.CELLS} - {"verdict", "status", "memory", "of ceiling"}
+    said |= {"matched", "stock", "short"}
+    assert said - {*words} == set()
 
 
 def declared() -> set[str]:
@@ -299,7 +461,8 @@ def test_every_dependency_is_explained() -> None:
 
 
 def test_every_module_that_is_imported_comes_from_a_declared_dependency() -> None:
-    modules = {name.replace("-", "_") for name in declared()} - {"nvidia_ml_py"} | {"pynvml"}
+    modules = {name.replace("-", "_") for name in declared()} - {"nvidia_ml_py", "markdown_it_py"}
+    modules |= {"pynvml", "markdown_it"}
     for file in sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import re
 import shutil
 import socket
@@ -19,7 +18,7 @@ import pytest
 from short_run import options
 
 import harness
-from harness import process, record, registry
+from harness import process, publication, record, registry
 from harness.display import quiet
 from harness.testing import engines
 from harness.testing.script import Script
@@ -56,9 +55,13 @@ def test_every_published_run_verifies(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: str(folder.relative_to(REPORTS)))
 def test_a_published_run_names_no_folder_of_the_machine_that_made_it(folder: Path) -> None:
-    for path in folder.iterdir():
+    for path in folder.rglob("*"):
         if path.is_file():
             assert not PRIVATE.search(path.read_text("utf-8")), path.name
+
+
+def test_the_index_of_published_runs_is_the_one_that_they_give() -> None:
+    assert publication.index_problems(REPORTS / "README.md") == []
 
 
 @pytest.mark.parametrize("name", ["equal-arms", "five-per-cent", "same-placement"])
@@ -110,54 +113,7 @@ def test_the_published_article_is_the_one_that_the_script_writes(replayed: harne
     assert (folder / "README.md").read_text("utf-8") == article.readme(published)
 
 
-# ── publishing ──────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_published_run_has_its_plan_and_no_path(model: Path, tmp_path: Path) -> None:
-    import publishing
-
-    with engines.fake(tmp_path, Script(itl_s=0.002)):
-        measured = harness.duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet)
-    folder = publishing.publish(measured.run.folder, tmp_path / "published")
-
-    published = harness.read(folder)
-    assert published.header.plan_digest == measured.header.plan.digest
-    assert published.judgement == measured.judgement
-    assert published.header.model.file == model.name
-    for path in folder.iterdir():
-        assert str(tmp_path) not in path.read_text("utf-8")
-        assert str(model.parent) not in path.read_text("utf-8")
-
-
-@pytest.mark.parametrize(
-    ("text", "published"),
-    [
-        ("/a/b c/d.gguf", "b c/d.gguf"),
-        ("python -P /x/y.py -m /a/model.gguf --port 4", "python -P y.py -m model.gguf --port 4"),
-        ("--model=/a/model.gguf", "--model=model.gguf"),
-        ("'/a/model.gguf'", "'model.gguf'"),
-        ("~/models/model.gguf", "model.gguf"),
-        ("http://127.0.0.1:80/v1/completions", "http://127.0.0.1:80/v1/completions"),
-        ("7 tok/s, I/O, a / b", "7 tok/s, I/O, a / b"),
-    ],
-)
-def test_a_path_becomes_the_name_at_its_end(text: str, published: str) -> None:
-    import publishing
-
-    assert publishing.without_paths([{"key": text}]) == [{"key": published}]
-
-
-def test_a_run_that_still_names_the_home_folder_is_not_published(model: Path, tmp_path: Path) -> None:
-    import publishing
-
-    with engines.fake(tmp_path, Script(itl_s=0.002)):
-        folder = harness.duel(options(model, tmp_path / "runs", arms="llama-cpp"), quiet).run.folder
-    header = json.loads((folder / record.HEADER).read_text("utf-8"))
-    header["notes"].append(f"see:{Path.home()}")
-    (folder / record.HEADER).write_text(json.dumps(header), "utf-8")
-
-    with pytest.raises(ValueError, match="names"):
-        publishing.publish(folder, tmp_path / "published")
+# ── a run that was moved ─────────────────────────────────────────────────────────────────────
 
 
 def test_a_stopped_run_verifies_wherever_it_lies(model: Path, tmp_path: Path) -> None:

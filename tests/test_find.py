@@ -112,7 +112,9 @@ def test_the_find_ends_with_a_command_for_each_engine_that_can_be_told(layered: 
         from harness.terminal import table
 
         drawn = table(comparison)
-        assert drawn.rstrip().endswith("ollama run duel --verbose)")
+        arm = comparison.best[0].arm
+        assert f"To run {arm} by hand (ollama@{arm.partition('@')[2]} in the report):\n" in drawn
+        assert "ollama run duel --verbose)\n" in (comparison.run.folder / "report.md").read_text()
         assert f"--n-cpu-moe {comparison.best[0].arm.rpartition('=')[2]}" in drawn
 
 

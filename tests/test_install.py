@@ -18,6 +18,7 @@ from harness import registry
 from harness.errors import Unavailable
 
 H1 = OllamaRecipe.h1
+DEVICES = install._devices  # the real one, for most tests see none
 GO = f"""
 case "$1" in
   version) echo "go version go1.26.8 linux/amd64";;
@@ -415,6 +416,107 @@ def test_a_build_is_for_this_gpu(machine: Machine, monkeypatch: pytest.MonkeyPat
     cuda = LlamaCppRecipe()._target()
     monkeypatch.setattr(install, "gpu_names", lambda: ["NVIDIA GeForce RTX 4070"])
     assert len({plain, cuda, LlamaCppRecipe()._target()}) == 3
+
+
+# ── what a build would be, said before it is one ────────────────────────────────────────────
+
+
+@pytest.fixture
+def hardware(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Devices, SDKs and CUDA's folder as a test puts them there; the programs are those of `machine`."""
+    monkeypatch.delenv("VULKAN_SDK", raising=False)
+    monkeypatch.setattr(install, "_devices", DEVICES)
+    monkeypatch.setattr(install.sys, "platform", "linux")  # type: ignore[attr-defined]
+    for name, path in (("DEV", "dev"), ("WSL_CUDA", "wsl/libcuda.so.1"), ("NVCC", "cuda/bin/nvcc")):
+        monkeypatch.setattr(install, name, tmp_path / path)
+    monkeypatch.setattr(install, "SDKS", (tmp_path / "sdk",))
+    return tmp_path
+
+
+def put(root: Path, *paths: str) -> None:
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).touch(mode=0o755)
+
+
+VULKAN = ("sdk/include/vulkan/vulkan.h", "sdk/share/cmake/SPIRV-Headers")
+
+
+@pytest.mark.parametrize(
+    ("there", "builds", "lacks"),
+    [
+        ((), "for the CPU alone", None),
+        (("dev/nvidia0", "bin/nvcc"), "with CUDA", None),
+        (("wsl/libcuda.so.1", "bin/nvcc"), "with CUDA", None),
+        (("dev/nvidia0", "cuda/bin/nvcc"), "with CUDA", None),
+        (("bin/nvcc",), "for the CPU alone", None),
+        (("dev/nvidia0",), "for the CPU alone", "there is an NVIDIA GPU but no nvcc, so its GPU is left out; install"),
+        (("dev/dri/renderD128", "bin/glslc", *VULKAN), "with Vulkan", None),
+        (("dev/dri/renderD128", *VULKAN), "for the CPU alone", "(/dev/dri) but no glslc, so it is left out; install"),
+        (("dev/dri/renderD128",), "for the CPU alone", "but no glslc, no Vulkan headers, no SPIR-V headers, so it is"),
+        (
+            ("dev/nvidia0", "dev/dri/renderD128", "bin/glslc", *VULKAN),
+            "with Vulkan",
+            "no nvcc, so Vulkan is taken instead of CUDA; install the CUDA toolkit first",
+        ),
+    ],
+)
+def test_the_gpu_decides_what_is_built_and_what_is_missing_is_said(
+    hardware: Path, there: tuple[str, ...], builds: str, lacks: str | None
+) -> None:
+    put(hardware, *there)
+
+    found = LlamaCppRecipe().prospect()
+
+    assert found.builds == f"llama.cpp b11434 {builds}"
+    assert (found.lacks is None) == (lacks is None)
+    assert (lacks or "") in (found.lacks or "")
+
+
+def test_on_a_mac_metal_is_built_and_nothing_is_missing(hardware: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install.sys, "platform", "darwin")  # type: ignore[attr-defined]
+
+    found = LlamaCppRecipe().prospect()
+
+    assert (found.builds, found.lacks) == ("llama.cpp b11434 with Metal", None)
+
+
+def test_nvcc_outside_of_path_is_named_to_cmake_and_one_in_path_is_not(hardware: Path) -> None:
+    put(hardware, "dev/nvidia0", "cuda/bin/nvcc")
+    assert install.for_this_machine()["CMAKE_CUDA_COMPILER"] == str(hardware / "cuda/bin/nvcc")
+
+    put(hardware, "bin/nvcc")
+    assert "CMAKE_CUDA_COMPILER" not in install.for_this_machine()
+
+
+def test_a_build_without_the_gpu_says_so_before_it_begins(hardware: Path, machine: Machine) -> None:
+    machine.has(gcc="exit 0", gxx="exit 0", cmake=CMAKE, ninja="echo 1.11.1")
+    put(hardware, "dev/nvidia0")
+
+    LlamaCppRecipe().install(machine.say)
+
+    told = "this builds llama.cpp b11434 for the CPU alone: there is an NVIDIA GPU but no nvcc"
+    assert machine.said[0].startswith(told)
+    machine.said.clear()
+    LlamaCppRecipe().install(machine.say)
+    assert machine.said == [], "nothing is built again"
+
+
+def test_ollama_is_built_without_gpu_code_and_says_so_where_there_is_a_gpu(hardware: Path, machine: Machine) -> None:
+    assert OllamaRecipe().prospect().lacks is None
+
+    put(hardware, "dev/nvidia0")
+
+    assert "the GPU here is left out; take the official one" in (OllamaRecipe().prospect().lacks or "")
+
+
+def test_tools_of_a_build_are_told_with_their_version_or_as_fetched(hardware: Path, machine: Machine) -> None:
+    assert LlamaCppRecipe().prospect().tools == ("compilers fetched", "cmake fetched", "ninja fetched")
+
+    machine.has(gcc="exit 0", gxx="exit 0", cmake="echo cmake version 3.18.4", ninja="echo 1.11.1", go=GO)
+
+    assert LlamaCppRecipe().prospect().tools == ("gcc and g++", "cmake fetched", "ninja 1.11"), "cmake is too old"
+    assert OllamaRecipe().prospect().tools == ("go 1.26", "gcc and g++")
 
 
 def test_every_tool_that_a_recipe_may_fetch_is_pinned_with_a_hash() -> None:

@@ -7,20 +7,23 @@ import getpass
 import json
 import os
 import platform
-import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import fake_nvml
 import psutil
 import pytest
+from fake_nvml import GIB, card
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
-from harness import machine
+from harness import differences, machine
 from harness.contract import Device
-from harness.machine import Gpu, GpuMemory
+from harness.machine import Gpu, GpuMemory, Machine, Modules
 
-GIB = 1 << 30
 NOT_AVAILABLE = 2**64 - 1
 
 
@@ -31,14 +34,11 @@ def write(root: Path, path: str, text: str) -> None:
 
 # ── GPUs: a driver library that answers as told ─────────────────────────────────────────────
 
-Card = dict[str, Any]
-
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever this machine has: importing the driver's library raises."""
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    machine.nvml.cache_clear()
+    fake_nvml.remove(monkeypatch)
     yield
     monkeypatch.undo()
     machine.nvml.cache_clear()
@@ -46,46 +46,8 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def driver(no_driver: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts a driver with these cards in place of the real one; a missing answer raises, as NVML does."""
-
-    def install(*cards: Card) -> None:
-        library = types.ModuleType("pynvml")
-
-        class NVMLError(Exception):
-            pass
-
-        def answer(name: str) -> Callable[..., Any]:
-            def call(handle: Any = None, *_: Any) -> Any:
-                if name == "nvmlDeviceGetHandleByIndex":
-                    return cards[handle]
-                value = (handle or {}).get(name, NVMLError)
-                if value is NVMLError:
-                    raise NVMLError("Not Supported")
-                return value
-
-            return call
-
-        for name in (
-            *("HandleByIndex", "Name", "UUID", "MemoryInfo", "MigMode", "CudaComputeCapability", "MemoryBusWidth"),
-            *("MaxClockInfo", "EnforcedPowerLimit", "UtilizationRates"),
-            *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
-        ):
-            setattr(library, f"nvmlDeviceGet{name}", answer(f"nvmlDeviceGet{name}"))
-        library.__dict__.update(
-            NVMLError=NVMLError,
-            nvmlInit=lambda: None,
-            nvmlDeviceGetCount=lambda: len(cards),
-            nvmlSystemGetDriverVersion=lambda: b"580.1",
-        )
-        monkeypatch.setitem(sys.modules, "pynvml", library)
-        machine.nvml.cache_clear()
-
-    return install
-
-
-def card(name: str = "NVIDIA GeForce RTX 4070", used: int = GIB, total: int = 12 * GIB, **answers: Any) -> Card:
-    told = {"Name": name, "MemoryInfo": types.SimpleNamespace(used=used, total=total), **answers}
-    return {f"nvmlDeviceGet{key}": value for key, value in told.items()}
+    """Puts a driver with these cards in place of the real one."""
+    return partial(fake_nvml.install, monkeypatch)
 
 
 def test_a_card_that_answers_everything_is_recorded_in_full(driver: Callable[..., None], tmp_path: Path) -> None:
@@ -289,6 +251,13 @@ def test_a_memory_limit_is_the_memory_there_is(tmp_path: Path, version: int) -> 
     assert (found.memory_bytes, found.available_bytes) == (100 * mib, 50 * mib)
 
 
+def test_no_more_is_available_than_a_limit_whose_use_is_not_told(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/")
+    write(tmp_path, "sys/fs/cgroup/memory.max", str(50 << 20))
+
+    assert machine.read(tmp_path).available_bytes == 50 << 20
+
+
 def test_an_unlimited_cgroup_leaves_the_memory_of_the_machine(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "9:memory:/")
     write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
@@ -366,3 +335,196 @@ def test_another_machine_is_told_by_what_changed_and_memory_in_use_is_not_a_chan
     assert machine.changes(before, busier) == ()
     assert machine.changes(before, other)[0] == f"cpu was {before.cpu}, is Other CPU"
     assert machine.changes(before, other)[-1].endswith("is X")
+
+
+def test_a_virtual_machine_is_known_by_its_board_and_its_cpu(tmp_path: Path) -> None:
+    assert machine.read(tmp_path).hypervisor is None
+
+    write(tmp_path, "proc/cpuinfo", "flags\t\t: avx2 hypervisor")
+    assert machine.read(tmp_path).hypervisor == "unnamed"
+
+    write(tmp_path, "sys/class/dmi/id/sys_vendor", "Microsoft Corporation")
+    write(tmp_path, "sys/class/dmi/id/product_name", "Virtual Machine")
+    assert machine.read(tmp_path).hypervisor == "Hyper-V"
+
+
+def test_rented_metal_is_no_virtual_machine(tmp_path: Path) -> None:
+    write(tmp_path, "proc/cpuinfo", "flags\t\t: avx2")
+    write(tmp_path, "sys/class/dmi/id/sys_vendor", "Amazon EC2")
+
+    assert machine.read(tmp_path).hypervisor is None
+
+
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [("6.6.87.2-microsoft-standard-WSL2", 2), ("4.4.0-19041-Microsoft", 1), ("6.1.0-amd64", None)],
+)
+def test_the_two_kinds_of_wsl_are_told_apart(tmp_path: Path, release: str, version: int | None) -> None:
+    write(tmp_path, "proc/sys/kernel/osrelease", release)
+
+    assert machine.read(tmp_path).wsl_version == version
+
+
+def test_what_decides_the_clock_is_recorded(eight_threads: Path) -> None:
+    for cpu in range(8):
+        folder = f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        write(eight_threads, f"{folder}/energy_performance_preference", "balance_power")
+        write(eight_threads, f"{folder}/cpuinfo_max_freq", str(4_000_000 + cpu * 100_000))
+    write(eight_threads, "sys/firmware/acpi/platform_profile", "balanced")
+
+    found = machine.read(eight_threads)
+
+    assert (found.energy_preference, found.platform_profile) == ("balance_power", "balanced")
+    assert found.cpu_max_mhz == 4700
+
+
+def test_a_quota_of_cpu_time_is_recorded_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/pod")
+    write(tmp_path, "sys/fs/cgroup/pod/cpu.max", "150000 100000")
+
+    assert machine.read(tmp_path).cpu_quota_cores == 1.5
+
+
+def test_fast_and_slow_cores_are_counted_apart(eight_threads: Path) -> None:
+    assert machine.kinds_of_core(eight_threads) is None
+
+    write(eight_threads, "sys/devices/cpu_core/cpus", "0-3")
+    write(eight_threads, "sys/devices/cpu_atom/cpus", "4-5,6-7,8-99")
+
+    assert machine.kinds_of_core(eight_threads) == (2, 2)
+
+
+def test_fast_and_slow_cores_are_known_by_their_capacity_too(eight_threads: Path) -> None:
+    for cpu in range(8):
+        write(eight_threads, f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity", "1024" if cpu < 2 else "446")
+
+    assert machine.kinds_of_core(eight_threads) == (1, 3)
+
+
+# ── memory modules ──────────────────────────────────────────────────────────────────────────
+
+SERIAL = b"S3R1AL"
+
+
+def structure(kind: int, fields: bytes, *texts: bytes) -> bytes:
+    return (
+        bytes([kind, 4 + len(fields), 0x34, 0x12]) + fields + b"".join(text + b"\0" for text in texts or (b"",)) + b"\0"
+    )
+
+
+def module(*texts: bytes, size_mib: int = 16384, speed: int = 4800, kind: int = 0x22) -> bytes:
+    """A memory module of SMBIOS 2.8: its places, and among the texts its serial number."""
+    fields = bytearray(0x28 - 4)
+    fields[0x0C - 4 : 0x0E - 4] = size_mib.to_bytes(2, "little")
+    fields[0x10 - 4 : 0x13 - 4] = bytes([1, 2, kind])
+    fields[0x15 - 4 : 0x17 - 4] = (5600).to_bytes(2, "little")  # what is printed on it
+    fields[0x18 - 4] = 3
+    fields[0x20 - 4 : 0x22 - 4] = speed.to_bytes(2, "little")
+    return structure(17, bytes(fields), *texts, SERIAL)
+
+
+END = structure(127, b"")
+OTHER = structure(0, bytes(20), b"A board", b"1.0")
+
+
+def test_modules_are_counted_with_their_channels_and_the_speed_of_the_slowest() -> None:
+    table = OTHER + module(b"DIMM 0", b"P0 CHANNEL A") + module(b"DIMM 1", b"P0 CHANNEL A", speed=4400)
+    table += module(b"DIMM 0", b"P0 CHANNEL B") + module(b"DIMM 1", b"P0 CHANNEL B", size_mib=0)
+    table += module(b"BIOS", b"CHANNEL C", kind=0x09) + END + module(b"after", b"the end")
+
+    assert machine.read_modules(table) == Modules(speed_mts=4400, modules=3, channels=2)
+
+
+@pytest.mark.parametrize(
+    ("texts", "speed", "known"),
+    [
+        ((b"DIMM_A1", b"BANK 0"), 4800, Modules(4800, 1, None)),
+        ((b"Controller0-ChannelA-DIMM0", b"BANK 0"), 4800, Modules(4800, 1, 1)),
+        ((b"ChannelA-DIMM0", b""), 0, Modules(None, 1, 1)),
+        ((b"ChannelA-DIMM0", b""), 0xFFFF, Modules(None, 1, 1)),
+    ],
+    ids=["no channel named", "channel in the place", "speed of 0", "speed of all ones"],
+)
+def test_what_a_board_leaves_open_is_unknown(texts: tuple[bytes, bytes], speed: int, known: Modules) -> None:
+    assert machine.read_modules(module(*texts, speed=speed) + END) == known
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"",
+        b"\x11",
+        bytes(64),
+        b"\xff" * 64,
+        b"\x11\x00" + bytes(40),  # a structure without a length would never end
+        module(b"a", b"b")[:30],
+        module(b"a", b"b").rstrip(b"\0"),
+        structure(17, bytes([0xFF] * 200)),
+        structure(17, bytes([9] * 16), b"only one text"),
+    ],
+    ids=["empty", "one byte", "zeros", "ones", "no length", "cut off", "no end of texts", "all ones", "no such text"],
+)
+def test_a_damaged_table_of_modules_does_no_harm(table: bytes) -> None:
+    assert machine.read_modules(table).channels is None
+
+
+@given(st.binary(max_size=300))
+def test_any_table_of_modules_can_be_read(table: bytes) -> None:
+    assert (machine.read_modules(module(b"a", b"Channel A") + table).modules or 0) >= 1
+
+
+def test_modules_are_read_where_root_may_and_hold_no_serial_number(tmp_path: Path) -> None:
+    (tmp_path / "sys/firmware/dmi/tables").mkdir(parents=True)
+    (tmp_path / "sys/firmware/dmi/tables/DMI").write_bytes(module(b"DIMM 0", b"P0 CHANNEL A") + END)
+
+    found = machine.read(tmp_path)
+
+    assert (found.memory_speed_mts, found.memory_modules, found.memory_channels) == (4800, 1, 1)
+    assert SERIAL.decode() not in json.dumps(found.to_json())
+
+
+def test_a_virtual_board_is_not_believed_its_modules(tmp_path: Path) -> None:
+    (tmp_path / "sys/firmware/dmi/tables").mkdir(parents=True)
+    (tmp_path / "sys/firmware/dmi/tables/DMI").write_bytes(module(b"DIMM 0", b"P0 CHANNEL A") + END)
+    write(tmp_path, "proc/cpuinfo", "flags\t\t: hypervisor")
+
+    assert machine.read(tmp_path).memory_modules is None
+
+
+def test_channels_are_known_from_error_counters_without_root(tmp_path: Path) -> None:
+    for name, size, place in (("0", "16384", "channel 0 slot 0"), ("1", "16384", "channel 1 slot 0"), ("2", "0", "x")):
+        write(tmp_path, f"sys/devices/system/edac/mc/mc0/dimm{name}/size", size)
+        write(tmp_path, f"sys/devices/system/edac/mc/mc0/dimm{name}/dimm_location", place)
+
+    found = machine.read(tmp_path)
+
+    assert (found.memory_channels, found.memory_modules, found.memory_speed_mts) == (2, None, None)
+
+
+# ── records of before ───────────────────────────────────────────────────────────────────────
+
+LATER = (
+    *("memory_speed_mts", "memory_modules", "memory_channels", "cpu_max_mhz", "cpu_quota_cores"),
+    *("energy_preference", "platform_profile", "hypervisor", "wsl_version"),
+)
+
+
+def test_a_run_from_before_a_fact_was_recorded_is_read_compared_and_resumed(eight_threads: Path) -> None:
+    now = dataclasses.replace(machine.read(eight_threads), memory_speed_mts=4800, hypervisor="KVM", cpu_max_mhz=4000)
+    kept = {name: value for name, value in now.to_json().items() if name not in LATER}
+
+    before = TypeAdapter(Machine).validate_python(kept)
+
+    assert (before.memory_speed_mts, before.hypervisor) == (None, None)
+    assert machine.changes(before, now) == ()
+    named = {str(each): each.forbids for each in differences.of_machines(before, now)}
+    assert named["memory speed was –, is 4800 MT/s"] is False
+    assert not any(named.values())
+
+
+def test_a_plug_pulled_does_not_forbid_to_go_on_and_another_governor_is_named() -> None:
+    before = dataclasses.replace(machine.read(), on_ac_power=True, governor="performance")
+    after = dataclasses.replace(before, on_ac_power=False, governor="powersave")
+
+    assert machine.changes(before, after) == ()
+    assert "governor was performance, is powersave" in [str(each) for each in differences.of_machines(before, after)]

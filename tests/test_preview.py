@@ -181,10 +181,44 @@ def test_a_run_of_another_machine_or_a_damaged_one_tells_no_minutes(
     assert planned(ran, options(model, ran / "runs"))["minutes"] is None
 
 
-def test_a_budget_bounds_the_minutes(ran: Path, model: Path) -> None:
-    found = planned(ran, options(model, ran / "runs", budget=2.0))
+@pytest.mark.parametrize(
+    ("budget", "blocks", "said"),
+    [
+        (2.0, 2, "A budget of 2 min is less than 2 blocks take, the fewest there are (3 loads each, too few for a"),
+        (13.0, 8, "A budget of 13 min holds 8 blocks (3 loads each)."),
+        (600.0, 24, "A budget of 600 min holds 24 blocks (3 loads each)."),
+    ],
+)
+def test_a_budget_is_told_in_blocks(ran: Path, model: Path, budget: float, blocks: int, said: str) -> None:
+    confirm = {"preset": "confirm", "budget": budget}
+    (folder,) = (ran / "runs").iterdir()
+    header = folder / record.HEADER
+    before = header.read_text("utf-8")
+    header.write_text(before.replace('"preset": "quick"', '"preset": "confirm"'), "utf-8")
+    try:
+        found = planned(ran, options(model, ran / "runs", **confirm))
+    finally:
+        header.write_text(before, "utf-8")
 
-    assert (found["minutes"]["fewest"], found["minutes"]["most"]) == (2.0, 2.0)
+    assert found["loads"]["most"] == 3 * blocks, "two arms and the twin"
+    assert found["minutes"]["most"] == 1.5 * blocks, "blocks of 90 seconds"
+    assert found["notes"][-1].startswith(said)
+
+
+def test_what_a_budget_holds_is_not_known_before_anything_ran(header: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        given = Options(model=str(header), arms=ARTICLE, budget=20.0, out=str(tmp_path / "runs"))
+        found = preview.preview_run(given, quiet)
+
+    assert found["minutes"] is None
+    assert found["notes"][-1].endswith("the probe tells: 2 at least, 24 at most.")
+
+
+def test_the_synthetic_model_is_planned_for_as_many_blocks_as_it_runs(tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        found = preview.preview_run(Options(arms="llama-cpp,llama-cpp@cpu"), quiet)
+
+    assert found["loads"] == {"fewest": 6 * 3, "most": 6 * 3}
 
 
 def test_a_plan_does_not_read_the_weights(model: Path, tmp_path: Path) -> None:

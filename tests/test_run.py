@@ -16,6 +16,7 @@ import pytest
 from short_run import options
 
 from harness import process, record
+from harness import run as runs
 from harness.display import quiet
 from harness.errors import RunRefused, UsageError
 from harness.options import Options
@@ -24,7 +25,7 @@ from harness.probe import Progress, Watch
 from harness.terminal import table
 from harness.testing import engines
 from harness.testing.script import Script
-from harness.walk import duel, read, verify
+from harness.walk import duel, read, verify, write_report
 
 FAST = Script(itl_s=0.004)
 MEASURED = {Status.OK, Status.UNSTABLE}  # a stalled machine makes clocks disagree, and that is no fault of ours
@@ -422,7 +423,42 @@ def test_a_changed_sample_or_report_does_not_verify(fakes: engines.Engines, mode
     assert any("the samples give" in problem for problem in verify(folder))
 
 
+def test_a_changed_page_or_chart_does_not_verify_and_a_new_report_mends_it(
+    fakes: engines.Engines, model: Path, tmp_path: Path
+) -> None:
+    folder = duel(options(model, tmp_path / "runs", arms="llama-cpp,ollama"), quiet).run.folder
+    chart = sorted((folder / "charts").glob("*.svg"))[0]
+    stray = folder / "charts" / "earlier-light.svg"
+    for path in (folder / "report.html", chart):
+        whole = path.read_text("utf-8")
+        path.write_text(whole.replace("ollama", "0llama", 1), "utf-8")
+        assert [problem for problem in verify(folder) if path.name in problem]
+        path.write_text(whole, "utf-8")
+    assert verify(folder) == []
+
+    stray.write_text("<svg/>", "utf-8")
+    chart.write_text("", "utf-8")
+    write_report(folder)
+
+    assert verify(folder) == []
+    assert not stray.exists(), "a chart of an earlier report is not of this one"
+
+
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     for command in (read, verify):
         with pytest.raises(RunRefused, match="holds no run"):
             command(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "slug"),
+    [
+        ("llamaduel tiny 154MiB, known answer", "llamaduel-tiny-154mib-known-answer"),
+        ("Qwen3.5 35B-A3B Instruct UD-Q4_K_XL imatrix long", "qwen3-5-35b-a3b-instruct-ud-q4-k-xl-imatrix"),
+        ("x" * 60 + " 7B", "x" * 48),
+        ("//..//", "model"),
+    ],
+)
+def test_a_run_folder_is_named_by_whole_words_of_the_model(name: str, slug: str) -> None:
+    assert runs.slug(name) == slug
+    assert len(slug) <= 48

@@ -504,3 +504,8 @@ def test_any_run_can_be_judged(n: int, arms: int, draw: random.Random) -> None:
     assert (found.state.word == "SCREENING") == (n < 6)
     assert all(one.sentence("x", "y") for one in found.contrasts.values())
     assert (found.twin is not None) == (arms == 4)
+
+
+def test_an_attained_margin_is_told_from_the_one_that_it_missed() -> None:
+    assert verdict._beside(0.0304, 0.03) == "3.04 %"
+    assert verdict._beside(0.042, 0.03) == "4.2 %"

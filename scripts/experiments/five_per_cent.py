@@ -30,11 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from publishing import publish
-
 import harness
 from backends.llama_cpp import LlamaCpp
-from harness import process
+from harness import process, publication
 from harness.arms import read_arm
 from harness.contract import (
     Arm,
@@ -219,7 +217,8 @@ def measure_both(work: Path) -> dict[str, harness.Comparison]:
 def publish_both(runs: Mapping[str, harness.Comparison], out: Path) -> None:
     """Both run folders, what their proxies measured, and the result."""
     for name, found in runs.items():
-        publish(found.run.folder, out / name)
+        shutil.rmtree(out / name, ignore_errors=True)
+        publication.publish_as(found.run.folder, out / name, anyway=True)
     with (out / TRUTH).open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("run", "load", "label", "request", "tokens", "came_s", "sent_s"))

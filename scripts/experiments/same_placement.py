@@ -25,10 +25,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from publishing import publish
-
 import harness
-from harness import verdict
+from harness import publication, verdict
 from harness.load import run_load
 from harness.probe import find_field, job_of, task
 
@@ -224,7 +222,8 @@ def _harness(each: Welch, tests: dict[str, verdict.Contrast]) -> str:
 
 def publish_both(work: Path, out: Path) -> None:
     (run,) = (header.parent for header in (work / RUN).glob("*/run.json"))
-    publish(run, out / RUN)
+    shutil.rmtree(out / RUN, ignore_errors=True)
+    publication.publish_as(run, out / RUN, anyway=True)  # RED is what it shows
     shutil.copy(work / HABIT, out / HABIT)
     (out / RESULT).write_text(result(out), "utf-8")
 

@@ -1,78 +1,59 @@
-"""The curve of a sweep as SVG: the same input gives the same bytes, readable at 600 pixels.
+"""The curve of a sweep: decode speed over the one number that changes from arm to arm.
 
-State is told by shape and colour, an interval by a bar, a missing speed by a mark below zero, and
-spilled memory by a line of its own. Text stays text: nothing in it is markup or mathematics.
+State is told by shape and colour, an interval by a bar, and spilled memory by a line of its own.
+Points without a speed stand on a shelf below the axis, apart from every number.
 """
 
 from __future__ import annotations
 
-import io
-import re
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
+from harness.charts import canvas
+from harness.charts.canvas import (
+    BAND,
+    BLUE,
+    DPI,
+    EDGE_PX,
+    FAINT,
+    GREEN,
+    GRID,
+    ORANGE,
+    SMALL_PT,
+    TEXT,
+    TITLE_PT,
+    VERMILLION,
+    WIDTH_PX,
+    darken,
+    inert,
+    shortened,
+    steps,
+    svg_of,
+    wrapped,
+)
 from harness.curve import PLACEMENTS, Curve, Point
 from harness.placement import Cell
-from harness.words import NONE, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-WIDTH_PX = 600
-WIDTH_IN, HEIGHT_IN = 6.25, 3.9  # at 96 pixels an inch
-TITLE_COLUMNS = 60  # of its size, over the whole width
+PLOT_PX = 240  # high
+LEFT_PX, RIGHT_PX = 66, 12  # beside it
+SHELF_PX = 24  # for points without a speed, below the plot
 SIGN_SHARE = 0.0135  # of the axis, for one sign of a label
 EDGE_ROOM = 0.22  # of the axis, for the words at the edge
 HEADROOM = 1.2  # of the highest, for its speed and the words at the edge
-BELOW = -0.05  # of the highest: where points without a speed lie
 NEAR = 1.6  # times the highest speed: a ceiling above it would press the curve flat
+LEGEND_COLUMNS = 4
 LOG_FROM = 8  # times from the least to the most, before a knob is drawn by its powers of two
-
-
-@dataclass(frozen=True, slots=True)
-class _Theme:
-    """Colours by Okabe and Ito, which stay apart for the colour-blind, with text and lines to fit the page."""
-
-    text: str
-    faint: str
-    grid: str
-    line: str
-    best: str
-    states: dict[Cell, str]
-
-
-LIGHT = _Theme(
-    text="#1f2328",
-    faint="#59636e",
-    grid="#d8dee4",
-    line="#0072b2",
-    best="#009e73",
-    states={
-        Cell.FITS: "#0072b2",
-        Cell.TIGHT: "#e69f00",
-        Cell.SPILLED: "#d55e00",
-        Cell.DOES_NOT_FIT: "#1f2328",
-        Cell.UNKNOWN: "#59636e",
-    },
-)
-DARK = _Theme(
-    text="#e6edf3",
-    faint="#9198a1",
-    grid="#30363d",
-    line="#56b4e9",
-    best="#00c08b",
-    states={
-        Cell.FITS: "#56b4e9",
-        Cell.TIGHT: "#f0c54a",
-        Cell.SPILLED: "#ff7f2a",
-        Cell.DOES_NOT_FIT: "#e6edf3",
-        Cell.UNKNOWN: "#9198a1",
-    },
-)
+COLORS = {
+    Cell.FITS: BLUE,
+    Cell.TIGHT: ORANGE,
+    Cell.SPILLED: VERMILLION,
+    Cell.DOES_NOT_FIT: TEXT,
+    Cell.UNKNOWN: FAINT,
+}
 MARKS = {Cell.FITS: "o", Cell.TIGHT: "s", Cell.SPILLED: "v", Cell.DOES_NOT_FIT: "x", Cell.UNKNOWN: "D"}
 FILLED = frozenset({Cell.FITS, Cell.TIGHT, Cell.SPILLED})
 WORDS = {
@@ -85,43 +66,48 @@ WORDS = {
 
 
 def draw_curve(curve: Curve, *, dark: bool) -> str:
-    """SVG on a transparent ground, for a light or a dark page; without declaration, so that it can stand in HTML."""
-    import matplotlib.style
+    """SVG on a transparent ground, for a light or a dark page."""
+    with canvas.style():
+        return darken(draw(curve)) if dark else draw(curve)
+
+
+def draw(curve: Curve) -> str:
+    """SVG for a light page."""
     from matplotlib.figure import Figure
 
-    theme = DARK if dark else LIGHT
-    settings: dict[str, Any] = {
-        "svg.hashsalt": "llamaduel",
-        "svg.fonttype": "none",
-        "text.parse_math": False,
-        "font.size": 9,
-        "text.color": theme.text,
-        "axes.labelcolor": theme.text,
-        "axes.edgecolor": theme.faint,
-        "xtick.color": theme.text,
-        "ytick.color": theme.text,
-    }
-    with matplotlib.style.context(["default", settings]):  # whatever a matplotlibrc says
-        figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
-        axes = figure.add_subplot()
-        places = _places(curve)
-        _frame(axes, curve, places, theme)
-        _lines(axes, curve, places, theme)
-        _points(axes, curve, places, theme)
-        if curve.edge is not None and curve.beyond is not None:
-            _edge(axes, curve, places, theme)
-        figure.legend(
-            loc="outside lower center", ncols=4, frameon=False, fontsize=8, handletextpad=0.5, columnspacing=1.4
-        )
-        file = io.StringIO()
-        unknown = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=unknown)
-    drawn = file.getvalue()
-    size = f'width="{WIDTH_PX}" height="{round(WIDTH_PX * HEIGHT_IN / WIDTH_IN)}" role="img" '
-    size += f'data-matplotlib="{matplotlib.__version__}" '
-    opening, rest = drawn[drawn.index("<svg") :].split(">", 1)
-    opening = re.sub(r'width="[^"]*" height="[^"]*" ', size, opening)
-    return f"{opening}>\n <title>{escape(plain(curve.finding))}</title>{rest}"
+    title = wrapped(curve.finding, WIDTH_PX - 2 * EDGE_PX, TITLE_PT, bold=True, most=4)
+    shelf = SHELF_PX * any(point.tps is None for point in curve.points if point.tried)
+    above, below = 8 + 17 * len(title) + 4, shelf + 56
+    figure = Figure(figsize=(WIDTH_PX / DPI, 1), dpi=DPI)
+    figure.patch.set_visible(False)
+    axes = figure.add_axes((0, 0, 1, 1))
+    places = _places(curve)
+    # As wide as it will be before the room for labels is reckoned.
+    axes.set_position((LEFT_PX / WIDTH_PX, 0.0, 1 - (LEFT_PX + RIGHT_PX) / WIDTH_PX, 1.0))
+    _frame(axes, curve, places, shelf)
+    _lines(axes, curve, places)
+    _points(axes, curve, places, shelf)
+    if curve.edge is not None and curve.beyond is not None:
+        _edge(axes, curve, places)
+    handles, labels = axes.get_legend_handles_labels()
+    legend = 18 * -(-len(labels) // LEGEND_COLUMNS)
+    height = above + PLOT_PX + below + legend
+    figure.set_size_inches(WIDTH_PX / DPI, height / DPI)
+    axes.set_position(
+        (LEFT_PX / WIDTH_PX, (below + legend) / height, 1 - (LEFT_PX + RIGHT_PX) / WIDTH_PX, PLOT_PX / height)
+    )
+    for number, line in enumerate(title):
+        y = 1 - (8 + 17 * number + 12) / height
+        figure.text(EDGE_PX / WIDTH_PX, y, line, fontsize=TITLE_PT, fontweight="bold", va="baseline")
+    for number, words in enumerate((curve.axis, curve.arms)):
+        y = (legend + 24 - 15 * number) / height
+        text = shortened(words, WIDTH_PX - LEFT_PX - 2 * EDGE_PX, 9)
+        figure.text((LEFT_PX + WIDTH_PX - RIGHT_PX) / 2 / WIDTH_PX, y, text, ha="center", va="baseline")
+    figure.legend(
+        handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.0), borderaxespad=0.2,
+        ncols=LEGEND_COLUMNS, frameon=False, fontsize=SMALL_PT, handletextpad=0.5, columnspacing=1.4,
+    )  # fmt: skip
+    return svg_of(figure, curve.finding)
 
 
 def _places(curve: Curve) -> dict[str, float]:
@@ -132,34 +118,27 @@ def _places(curve: Curve) -> dict[str, float]:
     return {point.label: point.x for point in shown}
 
 
-def _frame(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> None:
-    """Title, axes and the labels of the points, as many as there is room for."""
-    title = "\n".join(textwrap.wrap(plain(curve.finding), TITLE_COLUMNS))
-    axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
-    axes.set_xlabel(f"{plain(curve.axis)}\n{plain(curve.arms)}")
+def _frame(axes: Axes, curve: Curve, places: dict[str, float], shelf: int) -> None:
+    """Axes and the labels of the points, as many as there is room for; below them the shelf."""
     axes.set_ylabel("decode, tok/s")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    top, highest = _top(curve), HEADROOM * _top(curve)
-    without_speed = any(point.tps is None for point in curve.points if point.tried)
-    axes.set_ylim(2 * BELOW * top if without_speed else 0, highest)
-    if without_speed:
-        axes.axhline(0, color=theme.faint, linewidth=0.8)
-    ticks = [float(tick) for tick in axes.get_yticks() if 0 <= tick <= highest]
-    axes.set_yticks(
-        [*ticks, BELOW * top] if without_speed else ticks,
-        [f"{tick:g}" for tick in ticks] + [NONE] * without_speed,
-    )
+    axes.set_ylim(0, HEADROOM * _top(curve))
+    ticks = steps(0.0, HEADROOM * _top(curve), 7)
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    if shelf:
+        _shelf(axes, shelf)
     least, most = min(places.values()), max(places.values())
     numbers = all(point.values[0].isdecimal() and point.tried for point in curve.points)
     if numbers and curve.over not in PLACEMENTS and 0 < LOG_FROM * least <= most:
         axes.set_xscale("log", base=2)
     axes.set_xlim(*_padded(axes, least, most))
     shown = sorted((point for point in curve.points if point.tried), key=lambda point: _weight(curve, point))
-    kept = _with_room(axes, [(places[point.label], plain(point.label)) for point in shown])
+    kept = _with_room(axes, [(places[point.label], inert(point.label)) for point in shown])
     axes.set_xticks([x for x, _ in kept], [label for _, label in kept])
     axes.minorticks_off()
+    axes.tick_params(axis="x", length=0, pad=4 + shelf * 72 / DPI)
 
 
 def _weight(curve: Curve, point: Point) -> tuple[bool, ...]:
@@ -200,7 +179,7 @@ def _top(curve: Curve) -> float:
     return max([highest, *near])
 
 
-def _lines(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> None:
+def _lines(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     """The ceiling, the line of physics, and the speeds: broken where one is missing, and where memory spilled."""
 
     def line(points: Sequence[Point], speeds: Sequence[float | None], **style: Any) -> None:
@@ -210,13 +189,13 @@ def _lines(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) ->
 
     ceilings = [point.ceiling_tps for point in curve.points]
     if any(each is not None and each <= _top(curve) for each in ceilings):
-        line(curve.points, ceilings, linestyle="--", color=theme.faint, linewidth=1, label="ceiling of the memory")
+        line(curve.points, ceilings, linestyle="--", color=FAINT, linewidth=1, label="ceiling of the memory")
     fitted = [point.fitted_tps for point in curve.points]
-    line(curve.points, fitted, linestyle=":", color=theme.text, linewidth=1, label="line of physics")
+    line(curve.points, fitted, linestyle=":", color=TEXT, linewidth=1, label="line of physics")
     for kind, group in groupby(curve.points, key=_kind):
         points = list(group)
         if kind is not None:
-            color = theme.states[Cell.SPILLED] if kind == "spilled" else theme.line
+            color = COLORS[Cell.SPILLED] if kind == "spilled" else BLUE
             style = (0, (3, 2)) if kind == "spilled" else "-"
             speeds = [point.tps for point in points]
             line(points, speeds, linestyle=style, color=color, linewidth=1.5, gid=kind)
@@ -229,24 +208,40 @@ def _kind(point: Point) -> str | None:
     return "spilled" if point.state is Cell.SPILLED else "measured"
 
 
-def _points(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> None:
-    below = BELOW * _top(curve)
+def _shelf(axes: Axes, shelf: int) -> None:
+    """Where points without a speed stand: below the axis, shaded, with words where the others have a number."""
+    from matplotlib.patches import Rectangle
+
+    height = shelf / PLOT_PX
+    ground = Rectangle((0, -height), 1, 0.75 * height, transform=axes.transAxes, facecolor=BAND, clip_on=False)
+    axes.add_patch(ground)
+    axes.text(
+        -7 / (WIDTH_PX - LEFT_PX - RIGHT_PX), -0.625 * height, "no speed", transform=axes.transAxes,
+        ha="right", va="center", fontsize=SMALL_PT, color=FAINT,
+    )  # fmt: skip
+
+
+def _points(axes: Axes, curve: Curve, places: dict[str, float], shelf: int) -> None:
     for state in Cell:
+        color, label = COLORS[state], WORDS[state]
         points = [point for point in curve.points if point.state is state and point.tried]
-        if not points:
-            continue
-        color = theme.states[state]
-        axes.plot(
-            [places[point.label] for point in points],
-            [below if point.tps is None else point.tps for point in points],
-            MARKS[state],
-            color=color,
-            markerfacecolor=color if state in FILLED else "none",
-            markersize=6,
-            markeredgewidth=1.5,
-            label=WORDS[state],
-            zorder=4,
-        )
+        style: dict[str, Any] = {
+            "color": color,
+            "markerfacecolor": color if state in FILLED else "none",
+            "markersize": 6,
+            "markeredgewidth": 1.5,
+            "linestyle": "none",
+            "marker": MARKS[state],
+            "zorder": 4,
+        }
+        measured = [(places[point.label], point.tps) for point in points if point.tps is not None]
+        if measured:
+            axes.plot(*zip(*measured, strict=True), label=label, **style)
+        without = [places[point.label] for point in points if point.tps is None]
+        if without:
+            height = [-0.625 * shelf / PLOT_PX] * len(without)
+            label = f"_{label}" if measured else label  # once is enough
+            axes.plot(without, height, label=label, transform=axes.get_xaxis_transform(), clip_on=False, **style)
         for point in points:
             if point.tps is not None and point.low is not None and point.high is not None:
                 off = [[point.tps - point.low], [point.high - point.tps]]
@@ -256,17 +251,17 @@ def _points(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -
         axes.plot(
             *zip(*best, strict=True),
             "o",
-            color=theme.best,
+            color=GREEN,
             markerfacecolor="none",
             markersize=13,
             markeredgewidth=1.8,
             label="best" if len(best) == 1 else "best, not told apart",
             zorder=5,
         )
-    _speeds(axes, curve, places, theme)
+    _speeds(axes, curve, places)
 
 
-def _speeds(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> None:
+def _speeds(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     """The speed above its point where there is room, with a sign where something is to be said about it."""
     measured = [point for point in curve.points if point.tps is not None]
     by_place = {places[point.label]: point for point in measured}
@@ -284,18 +279,18 @@ def _speeds(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -
             ha="center",
             va="top" if under else "baseline",
             fontsize=8,
-            color=theme.text,
+            color=TEXT,
             zorder=6,
         )
     if any(point.flags for point in measured):
         axes.plot([], [], linestyle="none", label="! flagged, see the notes")
 
 
-def _edge(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> None:
+def _edge(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     """A line between the last value that fits and the next, with an arrow to where memory is full."""
     fits, beyond = places[curve.edge or ""], places[curve.beyond or ""]
     x = (fits * beyond) ** 0.5 if axes.get_xscale() == "log" else (fits + beyond) / 2
-    axes.axvline(x, color=theme.faint, linewidth=1.2, linestyle=(0, (6, 3)))
+    axes.axvline(x, color=FAINT, linewidth=1.2, linestyle=(0, (6, 3)))
     share = axes.transAxes.inverted().transform(axes.transData.transform((x, 0.0)))[0]
     left = share > EDGE_ROOM if beyond < fits else share > 1 - EDGE_ROOM  # of the line, where there is room
     axes.annotate(
@@ -307,22 +302,5 @@ def _edge(axes: Axes, curve: Curve, places: dict[str, float], theme: _Theme) -> 
         ha="right" if left else "left",
         va="top",
         fontsize=8,
-        color=theme.faint,
+        color=FAINT,
     )
-
-
-def is_same(written: str, drawn: str) -> bool:
-    """Whether a chart is the one that was drawn now: to the letter, or in all words if by another matplotlib."""
-    if _drawn_by(written) == _drawn_by(drawn):
-        return written == drawn
-    return _words(written) == _words(drawn) and "<script" not in written
-
-
-def _drawn_by(svg: str) -> str | None:
-    found = re.search(r'data-matplotlib="([^"]*)"', svg)
-    return found[1] if found else None
-
-
-def _words(svg: str) -> list[str]:
-    """All labels and numbers, in order; where they stand is for each matplotlib to say."""
-    return re.findall(r">([^<>]+)</(?:text|tspan)>", svg)
