@@ -81,13 +81,13 @@ code:not(.language-sh) { line-height: 1.25; }
 span { display: inline-block; max-width: 100%; }
 td span, th span { display: inline; white-space: nowrap; }
 .table { max-width: 100%; overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .875rem; line-height: 1.4; font-variant-numeric: tabular-nums;
-  overflow-wrap: normal; }
-th, td { padding: .35rem .75rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+table { border-collapse: separate; border-spacing: 0; font-size: .875rem; line-height: 1.25rem;
+  font-variant-numeric: tabular-nums; overflow-wrap: normal; }
+th, td { padding: .375rem .75rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th { color: var(--faint); font-weight: 600; vertical-align: bottom; border-bottom-width: 2px; }
 .short { white-space: nowrap; }
 td.prose { min-width: 15rem; max-width: 46rem; }
-th:first-child, td:first-child { position: sticky; left: 0; background: var(--ground); }
+th:first-child, td:first-child { position: sticky; left: 0; background: var(--ground) padding-box; }
 th.prose { min-width: 6rem; }
 .unbroken { min-width: 13rem; overflow-wrap: anywhere; }
 figure { margin: 1rem 0; }
@@ -96,12 +96,13 @@ img { display: block; max-width: 100%; height: auto; }
 @media screen and (prefers-color-scheme: dark) { .dark { display: block; } .light { display: none; } }
 @media (max-width: 40rem) { main { padding: 1.25rem 1rem 3rem; }
   h1 { font-size: 1.3rem; } .answer { font-size: 1.1rem; }
-  pre { padding: .6rem .7rem; } th, td { padding: .3rem .5rem; }
-  td.prose { min-width: 10rem; } td.prose:first-child { min-width: 8rem; } .unbroken { min-width: 9.5rem; } }
+  pre { padding: .6rem .7rem; } th, td { padding: .3125rem .5rem; }
+  td.prose { min-width: 10rem; } td.prose:first-child { min-width: 8rem; } .unbroken { min-width: 9.5rem; }
+  .short:first-child { white-space: normal; } }
 @media print { @page { margin: 14mm; } body { font-size: 10pt; } main { padding: 0; max-width: none; }
   main > *, pre { max-width: none; } .answer { font-size: 12pt; } th span, td + td span { white-space: normal; }
   th:first-child, td:first-child { position: static; } .table { overflow: visible; }
-  table { font-size: 7.5pt; } th, td { padding: 2pt 4pt; } .short { white-space: normal; }
+  table { font-size: 7.5pt; line-height: 1.35; } th, td { padding: 2pt 4pt; } .short { white-space: normal; }
   td.prose, th.prose, .unbroken { min-width: 0; } th, td { overflow-wrap: anywhere; }
   tr, pre, figure { break-inside: avoid; }
   pre { font-size: 7pt; } pre, pre code { white-space: pre-wrap; } h2 { margin-top: 1.5rem; } }

@@ -54,7 +54,7 @@ def report(comparison: Comparison) -> str:
         *_notes(comparison),
         "## Comparison",
         _table(*_grid(comparison)),
-        "Ratios are decode speeds against the reference. Intervals of t/s and of a ratio answer different questions: "
+        "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different questions: "
         "compare arms by their ratio only.",
         *drawn["ratios"],
         *_verdicts(comparison),
@@ -129,7 +129,7 @@ def _state(comparison: Comparison) -> list[str]:
 def _grid(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The table in llama-bench's words; memory and reasons have sections of their own."""
     headers, cells = grid(comparison, tuple(ELSEWHERE))
-    words = {"decode tok/s": f"{_tg(comparison)} t/s", "prefill tok/s": f"{_pp(comparison)} t/s"}
+    words = {"decode tok/s": f"{_tg(comparison)} tok/s", "prefill tok/s": f"{_pp(comparison)} tok/s"}
     return [words.get(name, name) for name in headers], cells
 
 

@@ -269,17 +269,18 @@ def shape(report: str) -> list[object]:
 
 
 def spoken(report: str) -> str:
-    """The words of a report outside of code."""
+    """The words of a report outside of code and of our own tags."""
     tokens = MarkdownIt("commonmark").enable("table").parse(report)
     return "\n".join(
-        "".join(part.content if part.type != "code_inline" else "`" for part in each.children or ())
+        "".join(part.content if part.type in ("text", "text_special") else " " for part in each.children or ())
         for each in tokens
         if each.type == "inline"
     )
 
 
 def uncoded(report: str) -> str:
-    """The Markdown itself, outside of code."""
+    """The Markdown itself, outside of code and of our pictures."""
+    report = re.sub(r"^<picture>.*</picture>$", "", report, flags=re.MULTILINE)
     outside = re.sub(r"^(`{3,})\w+\n.*?\n\1$", "", report, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"(?<![\\`])(`+)(?!`).*?(?<!`)\1(?!`)", "", outside)
 

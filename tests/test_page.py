@@ -127,6 +127,10 @@ def test_a_page_tells_language_width_colours_and_title(report: str) -> None:
     assert "<title>a &lt;b&gt;</title>" in page(report, {}, title="a <b>")
 
 
+def test_every_picture_of_the_report_is_inside(report: str, drawn: dict[str, str]) -> None:
+    assert len(Page(page(report, drawn)).all("img")) == 2 * report.count("<picture>") == len(drawn) > 2
+
+
 def test_the_same_report_gives_the_same_page(report: str, drawn: dict[str, str]) -> None:
     assert page(report, drawn) == page(report, dict(reversed(drawn.items())))
 

@@ -57,7 +57,7 @@ def test_every_load_is_one_round_and_every_other_arm_a_skip_with_its_reason(
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "= llama-cpp (no GPU: one placement)" in done.stdout
-    assert "Run folder:" in done.stdout
+    assert "Report: " in done.stdout
     assert "block 1" in done.stdout + done.stderr, "progress is shown while it runs"
     found = {each["name"]: each for each in json.loads(path.read_text())["benchmarks"]}
     arms = ("ollama", "llama-cpp")

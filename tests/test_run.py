@@ -454,7 +454,7 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     ("name", "slug"),
     [
         ("llamaduel tiny 154MiB, known answer", "llamaduel-tiny-154mib-known-answer"),
-        ("Qwen3.5 35B-A3B Instruct UD-Q4_K_XL imatrix long", "qwen3-5-35b-a3b-instruct-ud-q4-k-xl-imatrix"),
+        ("Qwen3.5 35B-A3B Instruct UD-Q4_K_XL imatrix longer", "qwen3-5-35b-a3b-instruct-ud-q4-k-xl-imatrix"),
         ("x" * 60 + " 7B", "x" * 48),
         ("//..//", "model"),
     ],
