@@ -194,6 +194,11 @@ def status_of(row: Row) -> str:
     return row.why_not or str(row.status)
 
 
+def word_of(row: Row) -> str:
+    """ "DOES_NOT_FIT", or the arm that ran for this one too: "= llama-cpp"."""
+    return f"= {row.status.alias_of}" if row.status.alias_of is not None else row.status.word.value
+
+
 def memory_of(row: Row) -> str:
     return NONE if row.cell is Cell.UNKNOWN else row.cell.value
 

@@ -15,6 +15,7 @@ from harness.answer import (
     memory_of,
     not_counted,
     status_of,
+    word_of,
 )
 from harness.charts import Picture, pictures
 from harness.compare import Comparison, Row, all_rows
@@ -129,6 +130,8 @@ def _state(comparison: Comparison) -> list[str]:
 def _grid(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The table in llama-bench's words; memory and reasons have sections of their own."""
     headers, cells = grid(comparison, tuple(ELSEWHERE))
+    missing = {row.arm: word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
+    cells = [[*line[:-1], missing.get(line[0], line[-1])] for line in cells]  # the verdict is last
     words = {"decode tok/s": f"{_tg(comparison)} tok/s", "prefill tok/s": f"{_pp(comparison)} tok/s"}
     return [words.get(name, name) for name in headers], cells
 

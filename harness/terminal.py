@@ -22,6 +22,7 @@ from harness.answer import (
     not_counted,
     status_of,
     verdict_of,
+    word_of,
 )
 from harness.changes import Change, Changes
 from harness.compare import Comparison, Row, all_rows
@@ -84,7 +85,7 @@ def table(comparison: Comparison, width: int | None = None, *, colour: bool | No
     headers, cells = grid(comparison, ("status",))
     if len({row.placement for row in comparison.rows}) == 1:  # what all have in common is for the report
         headers, cells = grid(comparison, ("status", "placement"))
-    verdicts = {row.arm: _word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
+    verdicts = {row.arm: word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
     shown = [[plain(cell) for cell in (*line[:-1], verdicts.get(line[0], line[-1]))] for line in cells]
     state = comparison.state.word
     above = [
@@ -96,10 +97,6 @@ def table(comparison: Comparison, width: int | None = None, *, colour: bool | No
     room = PAGE - len("\n\n".join([*above, "", onwards]).splitlines())
     below = _below(comparison, width, max(LEAST_BELOW, room) if width < WIDE else sys.maxsize)
     return "\n\n".join([*above, below.replace(state, paint(state), 1), onwards])
-
-
-def _word_of(row: Row) -> str:
-    return f"= {row.status.alias_of}" if row.status.alias_of is not None else row.status.word.value
 
 
 def _paste(comparison: Comparison, width: int) -> list[str]:
@@ -161,7 +158,7 @@ def _without_numbers(comparison: Comparison) -> list[str]:
     for row in comparison.rows:
         if row.status.word is not Status.OK:
             reason = f" ({row.status.reason})" if row.status.alias_of is not None else f": {row.status.reason}"
-            arms.setdefault(_word_of(row) + reason * bool(row.status.reason), []).append(row.arm)
+            arms.setdefault(word_of(row) + reason * bool(row.status.reason), []).append(row.arm)
     return [f"{', '.join(named)}{' ' if why.startswith('= ') else ': '}{why}" for why, named in arms.items()]
 
 

@@ -9,9 +9,7 @@ from pymarkdown.api import PyMarkdownApi
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(
-    path.relative_to(ROOT)
-    for pattern in ("*.md", "docs/*.md", "reports/**/*.md")
-    for path in ROOT.glob(pattern)
+    path.relative_to(ROOT) for pattern in ("*.md", "docs/*.md", "reports/**/*.md") for path in ROOT.glob(pattern)
 )
 ALLOWED = {
     "md013": "sentences and tables of a report are as long as they are",

@@ -20,8 +20,8 @@ from harness import publication, synth
 
 SHAPE, LAYERS, WIDTHS = "qwen3.5-35b-a3b", 40, 120 << 20  # widths of a model of this many bytes
 CARD_GB, FILE_GB = 12.0, 22.0  # of the article
-ARMS = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@ncmoe=48/44/40/36/32/28/24"
-BUDGET_MINUTES = 16.0
+ARMS = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@ncmoe=48/44/40/36/32/24"
+BUDGET_MINUTES = 9.5
 MIB = 1 << 20
 
 
@@ -42,7 +42,7 @@ def main() -> int:
     card = round(model.stat().st_size * CARD_GB / FILE_GB / MIB)
     base = harness.collect({"model": str(model), "out": str(given.work / "runs"), "stand_in": f"{card}MiB"})
     options = dataclasses.replace(
-        base, arms=ARMS, budget=BUDGET_MINUTES, seed=48, context=512, prompt_tokens=96, out_tokens=48
+        base, arms=ARMS, budget=BUDGET_MINUTES, seed=48, context=512, prompt_tokens=96, out_tokens=32
     )
     with harness.show_progress() as watch:
         comparison = harness.duel(options, watch)
