@@ -186,7 +186,7 @@ class Sample:
         if tokens > self.max_tokens:
             return f"{tokens} tokens came, {self.max_tokens} were asked for"
         counts = self.chunk_tokens or (1,)
-        if counts[0] < 1 or counts[-1] > tokens or any(a > b for a, b in pairwise(counts)):
+        if counts[0] < 1 or counts[-1] > tokens or sorted(counts) != list(counts):
             return f"the counts in the stream (last {counts[-1]}) contradict the final one ({tokens})"
         if tokens < self.max_tokens and not self.short:
             return f"short answer: {tokens} of {self.max_tokens} tokens in {window_s:.2f} s"
