@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.contract import ModelFile
-from harness.errors import EngineFailed, ModelError, Unavailable, nearest
+from harness.errors import EngineFailed, ModelError, Unavailable, UsageError, nearest
 
 if TYPE_CHECKING:
     import ollama
@@ -50,9 +50,11 @@ def models(store: Path) -> dict[str, Path]:
 def resolve(name: str, stores: Iterable[Path], *, asked: bool) -> Path | None:
     """The weights of a model in one of the stores.
 
-    A name that is nowhere is None, or ModelError if it was `asked` for as a model of Ollama's.
+    A name that is nowhere is None, or ModelError if it was `asked` for as a model of Ollama's; none at all, UsageError.
     ModelError too for a model that is there but has no single GGUF.
     """
+    if asked and not name.strip():
+        raise UsageError("'ollama:' names no model; write ollama:NAME, one of those that `ollama list` shows")
     stores = tuple(stores)
     parts = _parts(name)
     for store in stores if parts else ():

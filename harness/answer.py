@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from harness.arms import KNOBS
-from harness.changes import Change, Changes
+from harness.changes import Change, Changes, nothing_common
 from harness.compare import Comparison, Row, all_rows
 from harness.placement import Cell
 from harness.plan import Status
@@ -57,46 +58,64 @@ def _found(comparison: Comparison) -> str:
 
 
 def best(comparison: Comparison) -> tuple[Row, ...]:
-    """The arm to take, or all that may be taken because none of them is shown to be faster; the first leads.
+    """The arm to take, or all that may be taken because none of them is shown to be faster.
 
-    Empty where nothing is ranked, on a stand-in, and for pairs of one's own, which do not meet each other.
+    Empty where nothing is ranked, on a stand-in, and where not every arm met the reference at its own depth: then
+    nothing is known of all of them.
     """
-    if comparison.header.search is not None:
-        return comparison.best
-    drawn, reference = comparison.header.plan, comparison.reference
-    pairs = {second for _, second in comparison.judgement.contrasts}
-    if not comparison.state.ranks or pairs != {drawn.reference} or _has_stand_in(comparison):
+    if not comparison.state.ranks or _has_stand_in(comparison):
         return ()
+    search, reference = comparison.header.search, comparison.reference
+    ahead = _ahead([row for row in comparison.rows if search is None or row.arm not in search.chosen])
+    if search is not None:
+        return ahead[:1] or comparison.best
+    rivals = [row for row in comparison.rows if row.status.word is Status.OK and row.loads and not row.is_reference]
     depths = {each.arm: each.settings.depth for each in comparison.header.contenders}
-    others = [
-        (row, row.contrast)
-        for row in comparison.rows
-        if row.contrast is not None
-        and row.contrast.word != "NOT_COMPARABLE"
-        and row.status.word is Status.OK
-        and depths[row.arm] == depths[reference.arm]  # another depth is other work and no choice
-    ]
-    ahead = [(row, contrast) for row, contrast in others if contrast.word == "DIFFERENT" and contrast.ratio > 1]
-    if ahead:
-        return (max(ahead, key=lambda each: each[1].ratio)[0],)
-    level = [row for row, contrast in others if contrast.word != "DIFFERENT"]
-    return (reference, *level) if others else ()
+    if any(row.contrast is None or depths[row.arm] != depths[reference.arm] for row in rivals):
+        return ()
+    compared = [row for row in rivals if row.contrast is not None and row.contrast.word != "NOT_COMPARABLE"]
+    if ahead or not compared:
+        return ahead[:1]
+    ratios = {reference.arm: (1.0, 1.0, 1.0)} | {row.arm: _ratio_of(row) for row in compared}
+    _, least, _ = max(ratios.values())
+    return tuple(row for row in (reference, *compared) if ratios[row.arm][2] >= least)
+
+
+def _ahead(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Those shown to be faster than the reference, the fastest first."""
+    found = [row for row in rows if row.contrast and row.contrast.word == "DIFFERENT" and row.contrast.ratio > 1]
+    return tuple(sorted(found, key=lambda row: -_ratio_of(row)[0]))
+
+
+def _ratio_of(row: Row) -> tuple[float, float, float]:
+    """To the reference, with its bounds."""
+    contrast = row.contrast
+    if contrast is None:
+        return 1.0, 1.0, 1.0
+    return contrast.ratio, contrast.low or 0.0, contrast.high or math.inf
 
 
 def _advice(comparison: Comparison) -> str:
     """The next step for one who has to choose."""
-    if comparison.state.word == "SCREENING" and comparison.finished and comparison.judgement.n:
-        return "Run it with --preset confirm before you choose by it."
-    rows = best(comparison)
-    if comparison.header.search is not None or not rows:
+    if comparison.state.word == "SCREENING" and comparison.finished and _claims(comparison):
+        more = "a longer --budget" if comparison.header.options.get("budget") else "--preset confirm"
+        return f"Run it with {more} before you choose by it."
+    rows, search = best(comparison), comparison.header.search
+    if not rows or (search is not None and rows == comparison.best):
         return ""
-    if len(rows) > 1:
-        same = all(row.contrast is None or row.contrast.word == "SAME" for row in rows)
-        none, any_ = ("Neither", "either") if len(rows) == 2 else ("None of them", "any")
-        return f"Take {any_}." if same else f"{none} is shown to be faster: take {any_}."
-    if rows[0].is_reference:
-        return f"Take {rows[0].arm}, the fastest here."
-    return f"Take {rows[0].arm}, the farthest ahead."
+    names = [row.arm for row in rows]
+    words = {row.contrast.word for row in comparison.rows if row.contrast is not None}
+    if len(rows) == 1 and _ahead(rows):
+        among = _ahead(comparison.rows)
+        return (
+            f"Take {names[0]}, {'shown to be faster' if len(among) == 1 else 'the fastest of those shown to be ahead'}."
+        )
+    if len(rows) == 1:
+        return f"Take {names[0]}, the fastest {'of those compared' if 'NOT_COMPARABLE' in words else 'here'}."
+    if "DIFFERENT" in words or len(rows) < 1 + sum(row.contrast is not None for row in comparison.rows):
+        return f"Take {', '.join(names[:-1])} or {names[-1]}: none of them is shown to be faster."
+    either, none = ("either", "Neither") if len(rows) == 2 else ("any", "None of them")
+    return f"Take {either}." if words == {"SAME"} else f"{none} is shown to be faster: take {either}."
 
 
 def candidates(search: Search) -> str:
@@ -106,7 +125,10 @@ def candidates(search: Search) -> str:
 def _claims(comparison: Comparison) -> str:
     """One sentence for each arm that others were compared with."""
     texts = {arm.label: arm.text for arm in comparison.header.plan.arms}
-    pairs = list(comparison.judgement.contrasts.items())
+    pairs = sorted(  # what is told apart first, and of those what is farthest
+        comparison.judgement.contrasts.items(),
+        key=lambda each: (list(KINDS).index(_kind(each[1])), -abs(math.log(each[1].ratio))),
+    )
     told: dict[str, list[tuple[str, Contrast]]] = {}
     for (first, second), contrast in pairs[:ANSWER_ARMS]:
         told.setdefault(texts[second], []).append((texts[first], contrast))
@@ -168,7 +190,8 @@ def _nothing_to_compare(comparison: Comparison) -> str:
     if not row.loads and row.status.word is not Status.OK:
         return f"{row.arm}, the reference, has no numbers ({status_of(row)}), so nothing is compared."
     if not row.loads:
-        return "There is no complete block yet."
+        failed = [f"{each.arm} {status_of(each)}" for each in comparison.rows if each.failed_loads]
+        return f"No block is complete: {'; '.join(failed)}." if failed else "There is no complete block yet."
     same = [other.arm for other in comparison.rows if other.status.alias_of is not None]
     also = f" {', '.join(same)} would be the same placement." if same else ""
     return f"{row.arm} decodes at {spread(row.decode_tps)} tok/s; no other arm could be compared with it.{also}"
@@ -266,5 +289,5 @@ def change_sentence(change: Change) -> str:
 
 def undecided(changes: Changes) -> str:
     """Why no regression could be found, for one that has to be excluded."""
-    reasons = "; ".join(dict.fromkeys(change.reason for change in changes.changes)) or "no arm is in both runs"
+    reasons = "; ".join(dict.fromkeys(change.reason for change in changes.changes)) or nothing_common(changes)
     return plain(f"not one arm could be judged, so no regression is excluded: {reasons}")

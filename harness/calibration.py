@@ -65,7 +65,7 @@ def calibrate(options: Options, watch: Watch) -> Calibration:
     """Alternate llama-bench and the server on one arm. Raises DuelError."""
     arms = options.arms if options.arms != Options().arms else "llama-cpp"
     field = find_field(dataclasses.replace(options, arms=arms), watch)
-    require_weights(field)
+    require_weights(field.model)
     contender = field.contenders[0]
     if contender.status.word is not Status.OK or contender.engine is None:
         raise Unavailable(f"{contender.arm} cannot run: {contender.status.reason or contender.status.word}")

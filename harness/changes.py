@@ -109,6 +109,13 @@ def compare_runs(before: Comparison, after: Comparison) -> Changes:
     )
 
 
+def nothing_common(changes: Changes) -> str:
+    """Why no arm is in both runs to be compared, in half a sentence."""
+    if changes.reference is None:
+        return "no arm with numbers of its own is in both runs"
+    return f"only the reference, {changes.reference}, is in both runs, and no arm to compare through it"
+
+
 def _side(comparison: Comparison) -> Side:
     return Side(
         run_dir=str(comparison.run.folder),

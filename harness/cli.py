@@ -297,13 +297,16 @@ def _verify(arguments: argparse.Namespace) -> int:
         found: Verified = {"run_dir": str(arguments.folder), "verified": not problems, "problems": problems}
         _print_json(found)
     else:
-        told = [f"{arguments.folder}: {harness.outcome(checked)}"] if several or not problems else []
+        is_told = several or not problems or any(each.drawn_elsewhere for each in checked)
+        told = [f"{arguments.folder}: {harness.outcome(checked)}"] if is_told else []
         _print("\n".join([*problems, *told]))
     return 1 if problems else 0
 
 
 def _publish(arguments: argparse.Namespace) -> int:
     done = None
+    if arguments.folder is None and (arguments.name is not None or arguments.anyway):
+        arguments.parser.error("--name and --anyway are about a run, and none is named; type llamaduel publish RUN")
     if arguments.folder is not None:
         done = harness.publish(arguments.folder, arguments.into, name=arguments.name, anyway=arguments.anyway)
     damaged = harness.rebuild_index(arguments.into)

@@ -176,6 +176,8 @@ def compare(run: Run) -> Comparison:
     }
     began = min(load.started_unix_s for load in loads.values())
     contenders = {plan.public(each.arm): each for each in run.header.contenders}
+    if unlisted := {arm.text for arm in drawn.arms} - set(contenders):
+        raise RunRefused(f"{run.folder} is damaged: its plan has {', '.join(sorted(unlisted))} and its header has not")
     names = {arm.label: "its twin" if arm.label == drawn.twin else arm.text for arm in drawn.arms}
     statuses = plan.statuses(drawn, outcomes)
     often = _often_invalid(run, loads.values())

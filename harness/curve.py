@@ -396,12 +396,9 @@ def _best(comparison: Comparison, points: Sequence[Point], rows: dict[str, Row])
     """The fastest and every point whose interval of the ratio overlaps its; none in a run that ranks nothing."""
     if not comparison.state.ranks:
         return ()
-    ratios = {
-        point.label: ratio
-        for point in points
-        if point.tps is not None and point.can_be and (ratio := _ratio(rows.get(point.arm))) is not None
-    }
-    if len(ratios) < 2:
+    measured = [point for point in points if point.tps is not None and point.can_be]
+    ratios = {point.label: ratio for point in measured if (ratio := _ratio(rows.get(point.arm))) is not None}
+    if len(ratios) < max(2, len(measured)):  # one that was not compared may be the fastest
         return ()
     _, least, _ = max(ratios.values())
     return tuple(label for label, (_, _, high) in ratios.items() if high >= least)
@@ -442,10 +439,11 @@ def _finding(comparison: Comparison, over: str, points: Sequence[Point], best: S
     top_tps, top = max(measured)
     if len(best) == len(points) > 1:
         return f"No value of {over} is told apart: {top_tps:.1f} tok/s at most{where}"
+    best_tps = max((tps for tps, label in measured if label in best), default=top_tps)
     if len(best) == 1:
-        return f"{at(over, best[0])} is fastest: {top_tps:.1f} tok/s{where}"
+        return f"{at(over, best[0])} is fastest: {best_tps:.1f} tok/s{where}"
     if best:
-        return f"{at(over, *best)} are fastest and not told apart: {top_tps:.1f} tok/s{where}"
+        return f"{at(over, *best)} are fastest and not told apart: {best_tps:.1f} tok/s{where}"
     if len(measured) == 1:
         return f"Only {at(over, top)} has a speed: {top_tps:.1f} tok/s{where}"
     claim = CLAIMS.get(comparison.state.word, "its values may not be compared")

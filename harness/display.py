@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.load import is_timed
 from harness.words import plain
 
 if TYPE_CHECKING:
@@ -122,6 +121,8 @@ class _Live:
 
     def _tick(self) -> None:
         """Clocks go on between two things told. rich's own thread would draw ten times a second."""
+        from harness.load import is_timed
+
         with self._changed, contextlib.suppress(OSError):  # the terminal is gone: so is its watch
             while self._open:
                 timed = self._now is not None and is_timed(phase_of(self._now))

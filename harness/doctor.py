@@ -26,12 +26,12 @@ from harness import model as models
 from harness.arms import apply_knobs, parse_arms
 from harness.contract import Arm, Engine, Foretelling, Neighbourly
 from harness.engines import hints
-from harness.errors import DuelError, Unavailable
+from harness.errors import DuelError, Unavailable, UsageError
 from harness.machine import GpuState, Machine
 from harness.model import Model
 from harness.options import Options
 from harness.placement import Predicted
-from harness.probe import find_model, matched_settings, stand_in_bytes
+from harness.probe import find_model, matched_settings, require_weights, stand_in_bytes
 from harness.registry import backends, recipes
 from harness.sizes import format_bytes
 from harness.words import NONE, count, percent
@@ -43,6 +43,7 @@ NEAR_C = 15.0  # to its limit: no chip at rest is so close
 HELD_BYTES = telemetry.SETTLED_BYTES  # of a GPU; a desktop may hold more, and is named all the same
 MOST_SWAP = 0.1  # of memory, swapped out: less is what a system never asks for again
 BUSY = 0.1  # cores of a program worth its name
+LEAST_MEMORY_BYTES = 512 << 20  # available: an engine has libraries and buffers of its own, whatever the model
 LEAST_OUT_BYTES = 1 << 30  # free for run folders, and for links or copies of models
 LEAST_CACHE_BYTES = 3 * 10**9  # free for building an engine
 SLOW_DRIVES = frozenset({"9p", "drvfs", "nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs"})
@@ -82,7 +83,7 @@ class Diagnosis(TypedDict):
 def examine(options: Options, root: Path = machines.ROOT) -> tuple[Finding, ...]:
     """Every finding for a run with these options. `root` is where /proc, /sys and /etc are looked for.
 
-    Raises UsageError for arms that are none.
+    Raises UsageError for what a run would not take either, such as arms that are none.
     """
     here = _Here(options, parse_arms(options.arms), root)
     found: dict[tuple[Level, str], Finding] = {}  # what several checks say is said once
@@ -108,6 +109,8 @@ def _guarded(check: Callable[[_Here], Iterator[Said]], here: _Here) -> list[Said
     said: list[Said] = []
     try:
         said.extend(check(here))
+    except UsageError:
+        raise
     except DuelError as error:
         said.append(("fail", *_halves(str(error))))
     except Exception as error:
@@ -186,7 +189,7 @@ def _engines(here: _Here) -> Iterator[Said]:
             yield "ok", f"{engine}, from {engine.origin}, {_sees(engine)}: {engine.path}", None
         elif name in here.needed:
             fact, step = _halves(str(engine))
-            yield missing, f"{name}: {fact}", step
+            yield missing if isinstance(engine, Unavailable) else "fail", f"{name}: {fact}", step
         else:
             yield "unknown", f"{name}: {_halves(str(engine))[0]}; no arm asks for it", None
 
@@ -244,7 +247,7 @@ def _gpus(here: _Here) -> Iterator[Said]:
         if "NVIDIA" in visible:
             yield (
                 "warn",
-                f"{shown}, and no driver answers for it",
+                f"{shown}, and no NVIDIA driver answers",
                 "install NVIDIA's driver until `nvidia-smi` lists it",
             )
         else:
@@ -334,7 +337,13 @@ def _ram(here: _Here) -> Iterator[Said]:
         speed = (
             f"speed and channels {NONE} ({'a virtual machine hides them' if virtual else 'only root may read them'})"
         )
-    fact = f"{_bytes(machine.available_bytes)} of {_bytes(machine.memory_bytes)} available; {speed}"
+    available = machine.available_bytes
+    room = f"{_bytes(available)} of {_bytes(machine.memory_bytes)} available"
+    if available is not None and available < LEAST_MEMORY_BYTES:
+        yield "warn", f"{room}, too little for an engine", "end other programs, or raise the limit of memory"
+        fact = speed
+    else:
+        fact = f"{room}; {speed}"
     if machine.memory_channels == 1 and not (machine.gpus and machine.gpus[0].unified):
         yield "warn", fact, "a module in a second channel doubles the bandwidth, and decoding on the CPU waits for it"
     else:
@@ -354,18 +363,15 @@ def _model(here: _Here) -> Iterator[Said]:
         yield "unknown", "no model is named; `llamaduel doctor MODEL` says whether it fits", None
         return
     if download.is_reference(ref):
+        download.parse(ref)
         step = f"`llamaduel inspect {ref}` fetches it; then name the file that it shows"
         yield "unknown", f"{ref} lies on a hub, and nothing is fetched here", step
         return
-    try:
-        model = models.load(find_model(ref, lambda _: None), hashed=False)
-    except DuelError as error:
-        yield "fail", *_halves(str(error))
-        return
+    model = models.load(find_model(ref, lambda _: None), hashed=False)
     needs = dict(_needs(model, here))
     yield _fit(model, needs, here)
-    if not model.header_only:
-        yield from _cached(model, needs.values(), here)
+    require_weights(model)
+    yield from _cached(model, needs.values(), here)
 
 
 def _needs(model: Model, here: _Here) -> Iterator[tuple[str, Predicted]]:
@@ -399,13 +405,27 @@ def _fit(model: Model, needs: dict[str, Predicted], here: _Here) -> Said:
         why, arms = next(iter(refused.items()))
         fact, step = _halves(why)
         more = f" ({sum(map(len, refused.values()))} of {len(needs)} arms do not fit)" if len(refused) > 1 else ""
-        return "warn", f"{name}, {', '.join(arms)}: {fact}{more}", step
+        level: Level = "warn" if _any_runs(needs, here) else "fail"
+        return level, f"{name}, {', '.join(arms)}: {fact}{more}", step
     host = [_host_bytes(each) + (_device_bytes(each) if stand_in is not None else 0) for each in needs.values()]
     need = f"; its arms need up to {format_bytes(max(host))} on the host" if host else ""
     fact = f"{name}: {format_bytes(size)} of weights{need}"
     if available is not None and max(host, default=0) > available:
         return "warn", f"{fact}, and {format_bytes(available)} are available", "end other programs before a run"
     return "ok", fact, None
+
+
+def _any_runs(needs: dict[str, Predicted], here: _Here) -> bool:
+    """Whether a run would load an arm: of GPUs it lets the engine tell whether they are large enough."""
+    stand_in = here.stand_in_bytes
+    return any(
+        str(arm) not in needs
+        or not placement.refusal(
+            needs[str(arm)], here.machine.memory_bytes, stand_in, device_is_host=stand_in is not None
+        )
+        for arm in here.arms
+        if not isinstance(here.engines.get(arm.backend), DuelError)
+    )
 
 
 def _host_bytes(predicted: Predicted) -> int:

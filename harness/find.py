@@ -84,7 +84,7 @@ def _field(options: Options, watch: Watch) -> tuple[Field, tuple[Arm, ...], Opti
     others, sweep = _sweep_of(options.arms)
     listed = ",".join(map(str, (*others, *sweep)))
     field = probe.find_field(dataclasses.replace(options, arms=listed), watch, model=model)
-    probe.require_weights(field)
+    probe.require_weights(field.model)
     return field, sweep, options
 
 

@@ -25,6 +25,8 @@ from harness.record import Contender, Run
 from harness.run import DEFAULT_BLOCKS
 from harness.words import count
 
+LEAST_BLOCKS = plan.max_blocks(0.0, 1.0, 1)  # of a run, however small its budget
+
 
 class PlannedArm(TypedDict):
     """One arm before anything is loaded. Bytes are predicted; null where the engine chooses."""
@@ -76,7 +78,8 @@ def preview_run(options: Options, watch: Watch) -> Preview:
     copies = len(running) + (options.preset == "confirm" and bool(running))
     known_run = _timed(field, options)
     most = _most_blocks(options, known_run and known_run[1])
-    fewest = min(most, verdict.FEWEST_BLOCKS)
+    unknown = options.budget is not None and known_run is None
+    fewest = min(most, LEAST_BLOCKS if unknown else verdict.FEWEST_BLOCKS)
     return {
         "model": field.model.name,
         "machine": field.machine.cpu,
@@ -147,13 +150,22 @@ def _budget_notes(options: Options, known_run: tuple[Run, float] | None, most: i
     """What the budget comes to; only loads tell how long a block takes."""
     if options.budget is None or not copies:
         return
+    budget = _time(options.budget)
+    if plan.PRESETS[options.preset] == LEAST_BLOCKS:
+        yield f"A budget of {budget} changes nothing: {options.preset} has {LEAST_BLOCKS} blocks, the fewest there are."
+        return
     if known_run is None:
-        yield f"How many blocks a budget of {options.budget:g} min holds, the probe tells: 2 at least, {most} at most."
+        yield f"How many blocks a budget of {budget} holds, the probe tells: {LEAST_BLOCKS} at least, {most} at most."
         return
     few = ", too few for a claim" if most < verdict.FEWEST_BLOCKS else ""
     over = known_run[1] * most / 60 > options.budget
     said = f"is less than {most} blocks take, the fewest there are" if over else f"holds {most} blocks"
-    yield f"A budget of {options.budget:g} min {said} ({count(copies, 'load')} each{few})."
+    yield f"A budget of {budget} {said} ({count(copies, 'load')} each{few})."
+
+
+def _time(minutes: float) -> str:
+    """As a person writes it: "45 s", "20 min"."""
+    return f"{60 * minutes:.3g} s" if minutes < 1 else f"{minutes:.1f}".removesuffix(".0") + " min"
 
 
 def _seconds_per_block(run: Run) -> float | None:

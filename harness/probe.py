@@ -155,10 +155,12 @@ def _prompt_notes(model: Model) -> Iterator[str]:
         yield problem
 
 
-def require_weights(field: Field) -> None:
+def require_weights(model: Model) -> None:
     """A model that is only a header cannot be loaded. Raises RunRefused."""
-    if field.model.header_only:
-        raise RunRefused(f"{field.model.file.path.name} has no weights: it can be planned for, not measured")
+    if model.header_only:
+        raise RunRefused(
+            f"{model.file.path.name} has no weights: it can be planned for, not measured; name a file that has them"
+        )
 
 
 def find_facts(ref: str | None, watch: Watch) -> Model:

@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import socket
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from urllib.parse import quote
 from harness import process, record, walk
 from harness.answer import answer
 from harness.compare import Comparison
-from harness.errors import RunRefused, UsageError
+from harness.errors import DuelError, RunRefused, UsageError
 from harness.facts import Shown
 from harness.record import Header
 from harness.redaction import Private, is_secret, learn, redact, redact_data, redact_known
@@ -63,6 +64,7 @@ class Verified:
 
     folder: Path
     problems: tuple[str, ...]
+    drawn_elsewhere: tuple[str, ...] = ()  # other matplotlibs, whose charts are compared nearly
 
 
 def published_text(done: Published | None, into: Path) -> str:
@@ -103,6 +105,7 @@ def publish(folder: Path, into: Path, *, name: str | None = None, anyway: bool =
     with _on_disk():
         header = record.read(folder).header
         private = learn(_here(folder), json.loads((folder / record.HEADER).read_bytes()))
+        _require_index(into)
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UsageError(f"--name {name!r} is no name of a folder; use letters, digits, dots and dashes")
     slug = name or _slug(header, private) or "run"
@@ -119,7 +122,7 @@ def publish_as(folder: Path, target: Path, *, anyway: bool = False) -> Published
                 "as what it is with --anyway"
             )
         if os.path.lexists(target):
-            raise RunRefused(f"{target} is there already and is not written over; name another with --name")
+            raise _taken(target)
         counts: Counter[str] = Counter()
         with _staging(target) as copy:
             private = _copy(folder, copy, counts)
@@ -135,10 +138,17 @@ def publish_as(folder: Path, target: Path, *, anyway: bool = False) -> Published
                 raise UsageError(
                     f"the folder's name {target.name!r} names a person or a machine; give another by --name"
                 )
-            copy.rename(target)
+            try:
+                copy.rename(target)
+            except OSError as error:  # another one was faster
+                raise (_taken(target) if os.path.lexists(target) else error) from None
     strict = dataclasses.replace(private, kept=())
     kept = redact(before.header.model.name, strict) != redact(before.header.model.name, private)
     return Published(folder=target, state=_state(after), replaced=dict(sorted(counts.items())), named=kept)
+
+
+def _taken(target: Path) -> RunRefused:
+    return RunRefused(f"{target} is there already and is not written over; name another with --name")
 
 
 @contextlib.contextmanager
@@ -165,6 +175,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
 def _staging(target: Path) -> Iterator[Path]:
     """A folder beside the target, gone again unless it was renamed; so are those whose process was killed."""
     into = target.parent
+    _require_no_dead_link(into)
     made = [path for path in (into, *into.parents) if not path.exists()]
     into.mkdir(parents=True, exist_ok=True)
     for left in into.glob(f"{UNFINISHED}*"):
@@ -200,8 +211,14 @@ def _copy(folder: Path, copy: Path, counts: Counter[str]) -> Private:
                 lines.write(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n")
     if logs:
         (copy / LOGS).mkdir()
+    taken: set[str] = set()
     for name, text in logs.items():
-        public = re.sub(r"[^A-Za-z0-9.@=-]+", "_", redact(name, private))
+        public = stem = re.sub(r"[^A-Za-z0-9.@=-]+", "_", redact(name, private))
+        number = 1
+        while public.lower() in taken:  # two names may be one without what is private, or without capitals
+            number += 1
+            public = f"{stem.removesuffix('.log')}-{number}.log"
+        taken.add(public.lower())
         (copy / LOGS / public).write_text(redact(text, private, counts), encoding="utf-8")
     return private
 
@@ -375,10 +392,18 @@ def _said(comparison: Comparison) -> str:
 # ── all of them ─────────────────────────────────────────────────────────────────────────────
 
 
-def run_folders(into: Path) -> list[Path]:
-    """Every run folder below, and `into` itself if it is one; hidden folders and links are none."""
+def run_folders(into: Path, unread: list[Path] | None = None) -> list[Path]:
+    """Every run folder below, and `into` itself if it is one; hidden folders and links are none.
+
+    `unread` gets the folders that cannot be looked into.
+    """
     found = []
-    for folder, inner, files in os.walk(into):
+
+    def keep(error: OSError) -> None:
+        if unread is not None:
+            unread.append(Path(error.filename))
+
+    for folder, inner, files in os.walk(into, onerror=keep):
         inner[:] = sorted(name for name in inner if not name.startswith("."))
         if record.HEADER in files and not (Path(folder) / record.HEADER).is_symlink():
             found.append(Path(folder))
@@ -391,22 +416,65 @@ def rebuild_index(into: Path) -> tuple[str, ...]:
     Raises RunRefused, before anything is written, where the markers are broken.
     """
     with _on_disk():
+        _require_no_dead_link(into)
+        if not into.is_dir():
+            raise RunRefused(
+                f"there is no folder {into} with published runs; publish one first: llamaduel publish RUN --into {into}"
+            )
         path = (into / INDEX).resolve()
-        text = path.read_bytes().decode() if path.exists() else HEADING
+        text = _index_text(into)
         table, damaged = _index(into)
         new = _between(path, text, table)
         if new != text or not path.exists():
-            partial = path.with_name(f".{path.name}.partial")
+            partial = path.with_name(f".{path.name}.{process.owner()}-{threading.get_ident()}.partial")
             partial.write_bytes(new.encode())
             partial.replace(path)
     return damaged
+
+
+def _index_text(into: Path) -> str:
+    """What an index says now, or how a new one begins. Raises RunRefused."""
+    path = into / INDEX
+    if path.is_dir():
+        raise RunRefused(f"{path} is a folder and no index; move it away")
+    try:
+        return path.resolve().read_bytes().decode() if path.exists() else HEADING
+    except UnicodeDecodeError:
+        raise RunRefused(f"{path} is not UTF-8; save it as UTF-8, or delete it for a new index") from None
+
+
+def _require_index(into: Path) -> None:
+    """The index must be one that a row can be added to, before a run is copied beside it. Raises RunRefused."""
+    _require_no_dead_link(into)
+    _between(into / INDEX, _index_text(into), "")
+
+
+def _require_no_dead_link(into: Path) -> None:
+    for path in (into, *into.parents, into / INDEX):
+        if path.is_symlink() and not path.exists():
+            raise RunRefused(f"{path} is a link to nothing; remove it, or make what it leads to")
+
+
+def _markers(lines: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The lines that begin and end a table; in a fence of code they are text."""
+    begins: list[int] = []
+    ends: list[int] = []
+    fence = ""
+    for number, line in enumerate(map(str.strip, lines)):
+        if fence:
+            fence = "" if line.startswith(fence) and not line.strip(fence[0]) else fence
+        elif found := re.match(r"`{3,}(?=[^`]*$)|~{3,}", line):
+            fence = found[0]
+        elif line in (BEGIN, END):
+            (begins if line == BEGIN else ends).append(number)
+    return begins, ends
 
 
 def _between(path: Path, text: str, table: str) -> str:
     """The text with the table between its markers; both are added at the end where there are none."""
     newline = "\r\n" if "\r\n" in text else "\n"
     lines = text.splitlines()
-    begins, ends = ([number for number, line in enumerate(lines) if line.strip() == mark] for mark in (BEGIN, END))
+    begins, ends = _markers(lines)
     if not begins and not ends:
         lines = [*lines, *([""] if lines and lines[-1].strip() else []), BEGIN, END]
         begins, ends = [len(lines) - 2], [len(lines) - 1]
@@ -419,19 +487,27 @@ def _between(path: Path, text: str, table: str) -> str:
 def _index(into: Path) -> tuple[str, tuple[str, ...]]:
     """The table, newest first, and a sentence on each folder that cannot be read."""
     rows: list[tuple[float, str, str]] = []
-    damaged = []
-    for folder in run_folders(into):
+    unread: list[Path] = []
+    folders = run_folders(into, unread)
+    damaged = [f"{folder} is in no index: it cannot be read" for folder in unread]
+    for folder in folders:
         try:
             comparison = walk.read(folder)
             began = datetime.datetime.fromisoformat(comparison.header.started)
             row = _row(comparison, folder.relative_to(into))
         except Exception as error:  # whatever stands in one folder, the others have their rows
-            damaged.append(f"{folder} is in no index: {plain(error) or type(error).__name__}")
+            damaged.append(f"{folder} is in no index: {_told(error)}")
             continue
         utc = began if began.tzinfo else began.replace(tzinfo=datetime.UTC)
         rows.append((-utc.timestamp(), str(folder), row))
     head = ["| date | model | machine | state | answer |", "| --- | --- | --- | --- | --- |"]
     return "\n".join([*head, *(row for _, _, row in sorted(rows))]), tuple(damaged)
+
+
+def _told(error: Exception) -> str:
+    """An error in words; one that nobody wrote for a reader is told with its kind."""
+    said = plain(error)
+    return said if isinstance(error, DuelError) and said else f"{type(error).__name__}{said and f' ({said})'}"
 
 
 def _row(comparison: Comparison, place: Path) -> str:
@@ -445,14 +521,16 @@ def _row(comparison: Comparison, place: Path) -> str:
 def verify_all(folder: Path) -> tuple[Verified, ...]:
     """Every run below a folder, and its index if it has one between markers. Raises RunRefused if there is no run."""
     with _on_disk():
-        folders = run_folders(folder)
-        if not folders:
+        unread: list[Path] = []
+        folders = run_folders(folder, unread)
+        if not folders and not unread:
             raise RunRefused(
                 f"{folder} holds no run: there is no {record.HEADER} in it or below; name what `llamaduel run` made"
             )
-        found = [_verified(each, walk.verify) for each in folders]
+        found = [_verified_run(each) for each in folders]
+        found += [Verified(each, ("it cannot be read; check permissions",)) for each in unread]
         readme = folder / INDEX
-        if readme.is_file() and BEGIN in readme.read_text(encoding="utf-8", errors="replace"):
+        if readme.is_file() and any(_markers(readme.read_text(encoding="utf-8", errors="replace").splitlines())):
             found.append(_verified(readme, index_problems))
     return tuple(found)
 
@@ -461,24 +539,41 @@ def outcome(checked: Sequence[Verified]) -> str:
     """What the verification came to, in a sentence."""
     runs = [each for each in checked if each.folder.name != INDEX]
     failed = sum(bool(each.problems) for each in runs)
-    if len(checked) == 1 and not failed:
-        return "plan and every number of the report are reproduced"
-    index = "; their index " + ("is not" if checked[-1].problems else "too") if len(runs) < len(checked) else ""
+    versions = sorted({version for each in runs for version in each.drawn_elsewhere})
+    nearly = f"; charts drawn by matplotlib {', '.join(versions)} were compared within a tolerance" if versions else ""
     if failed:
-        return f"{failed} of {count(len(runs), 'run')} cannot be reproduced"
-    return f"{count(len(runs), 'run')}: plan and every number of each report are reproduced{index}"
+        return f"{failed} of {count(len(runs), 'run')} cannot be reproduced{nearly}"
+    if len(checked) == 1:
+        return f"plan and every number of the report are reproduced{nearly}"
+    alone = len(runs) == 1
+    index = f"{'its' if alone else 'their'} index {'is not' if checked[-1].problems else 'too'}"
+    index = index if len(runs) < len(checked) else "no index was checked"
+    report = "its report" if alone else "each report"
+    return f"{count(len(runs), 'run')}: plan and every number of {report} are reproduced; {index}{nearly}"
+
+
+def _verified_run(folder: Path) -> Verified:
+    found = _verified(folder, walk.verify)
+    with contextlib.suppress(OSError):
+        return dataclasses.replace(found, drawn_elsewhere=walk.drawn_elsewhere(folder))
+    return found
 
 
 def _verified(folder: Path, check: Callable[[Path], list[str]]) -> Verified:
     try:
         return Verified(folder, tuple(check(folder)))
-    except RunRefused as error:
-        return Verified(folder, (str(error),))
+    except DuelError as error:
+        return Verified(folder, (plain(error),))
+    except OSError as error:
+        where = error.filename or folder
+        return Verified(folder, (f"{where} cannot be read ({error.strerror or error}); check permissions",))
+    except Exception as error:  # whatever stands in one folder, the others are checked
+        return Verified(folder, (f"it cannot be judged: {_told(error)}",))
 
 
 def index_problems(readme: Path) -> list[str]:
     """Whether the table of an index is the one that its folders give."""
-    text = readme.read_bytes().decode()
+    text = _index_text(readme.parent)
     table, _ = _index(readme.parent)
     if _between(readme, text, table) == text:
         return []

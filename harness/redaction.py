@@ -7,6 +7,7 @@ Numbers, builds and digests are none of its business, and how a model is called 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import json
@@ -16,7 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
+
+from harness import registry
+from harness.arms import CHOICES, KNOBS
+from harness.errors import RunRefused
 
 
 def _words(text: str) -> frozenset[str]:
@@ -35,12 +40,15 @@ NOBODY = _words(
 WORDS = _words(
     """max min will mark bill rich art may june april august grace hope joy sky ray gene chip dash page chase drew guy
     rob sue pat miles frank dean lane reed cole heath cliff dale glen rose ivy iris ruby pearl faith star king prince
-    ace bit byte core fast slow speed token tokens decode prefill cache graph graphs main master node client"""
+    ace bit byte core fast slow speed token tokens decode prefill cache graph graphs main master node client
+    auto moe expert experts ngl ncmoe layer layers offload context batch ubatch threads tensor split"""
 )
+JOINS = _words("and or is in to at of on by from for with not as has was the a an into via")  # between two paths
 SHORT = 3  # letters; a shorter name is too often part of something else
 FILES = "gguf|safetensors|bin|log|jsonl?|md|txt|csv|html|svg|py|sh|toml|so|exe|c|cc|cpp|cu|h|hpp|go|tar|gz|zip|ya?ml"
 KNOWN_SITES = re.compile(
-    r"(?:.+\.)?(?:localhost|github\.com|githubusercontent\.com|huggingface\.co|hf\.co|ollama\.(?:com|ai)|pypi\.org"
+    r"host\.docker\.internal|metadata\.google\.internal|localhost\.localdomain"
+    r"|(?:.+\.)?(?:localhost|github\.com|githubusercontent\.com|huggingface\.co|hf\.co|ollama\.(?:com|ai)|pypi\.org"
     r"|python\.org|nvidia\.com|w3\.org|json-schema\.org|apache\.org|opensource\.org)",
     re.I,
 )
@@ -121,30 +129,92 @@ def is_secret(variable: str) -> bool:
 
 def learn(private: Private, header: Mapping[str, Any], texts: Iterable[str] = ()) -> Private:
     """`private` with what a run's header (as JSON) and its other texts give away: folders, users, hosts."""
-    folders, users = dict.fromkeys(private.folders), dict.fromkeys(private.users)
-    hosts, common = dict.fromkeys(private.hosts), set(private.common)
+    folders, users, homes = (dict.fromkeys(each) for each in (private.folders, private.users, private.homes))
+    hosts, common = dict.fromkeys(private.hosts), {*private.common, *_grammar(), *_public_words(header)}
+    told = list(texts)
     for key, value in _strings(header):
         if re.fullmatch(r"[a-z][a-z0-9_]*", key):  # a field, and no text that somebody wrote
             common.update(key.split("_"))
         if key in WHOLE_PATHS and _is_path(value, key) and (folder := _split(value)[0]):
             folders[folder] = None
+            for above in _telling(folder):
+                folders[above] = None
+                users.update(dict.fromkeys(_people(above)))
         if key == "rpc" and (name := _host_of(value)):
             hosts[name] = None
-        users.update(dict.fromkeys(_owners(value)))
-    for text in texts:
-        users.update(dict.fromkeys(_owners(text)))
+        told.append(value)
+    for folder in (*private.folders, *private.homes):
+        for above in _telling(folder):
+            folders[above] = None
+            users.update(dict.fromkeys(_people(above)))
+    for text in told:
+        for home, name in _owners(text):
+            users[name] = None
+            if " " in name:
+                homes[home] = None
+        folders.update((found[0], None) for found in _VOLUME.finditer(text))
     drawn, model = header.get("plan") or {}, header.get("model") or {}
     for _, value in _strings({key: drawn.get(key) for key in ("preset", "settings")}):
         common.add(value.lower())
     kept = [str(model.get("name", "")), _split(str(model.get("file", "")))[1]]
     return dataclasses.replace(
         private,
+        homes=tuple(homes),
         folders=tuple(folders),
         users=tuple(users),
         hosts=tuple(hosts),
         common=frozenset(common),
         kept=tuple(dict.fromkeys((*private.kept, *filter(None, kept)))),
     )
+
+
+@lru_cache(1)
+def _grammar() -> frozenset[str]:
+    """The words that an arm may be written with."""
+    words = {*KNOBS, *KNOBS.values(), *(choice for choices in CHOICES.values() for choice in choices)}
+    with contextlib.suppress(RunRefused):  # an adapter that cannot be loaded has no words
+        words.update(registry.backends())
+    return frozenset(part for word in words for part in _parts(word))
+
+
+def _public_words(header: Mapping[str, Any]) -> set[str]:
+    """What engines, processors and systems are called. A text with something private in it is no such name."""
+    machine, model = header.get("machine") or {}, header.get("model") or {}
+    arms = [str(arm) for arm in (header.get("plan") or {}).get("arms") or ()]
+    told = [*_strings({key: machine.get(key) for key in ("cpu", "gpus", "visible_gpus", "system")})]
+    told += [("", str(model.get("architecture")))]
+    told += [
+        ("", str(engine.get("product")))
+        for each in header.get("contenders") or ()
+        if isinstance(each, Mapping) and isinstance(engine := each.get("engine"), Mapping)
+    ]
+    names = {part for _, text in told if redact(text, Private()) == text for part in _parts(text)}
+    return names | {part for arm in arms for word in re.findall(r"[@,]([\w-]+)=", arm) for part in _parts(word)}
+
+
+def _parts(text: str) -> set[str]:
+    """The words of a text, whole and without what joins them."""
+    whole = text.lower().split()
+    return {*whole, *(part for word in whole for part in re.split(r"[\W_]+", word) if part)}
+
+
+def _telling(folder: str) -> list[str]:
+    """A folder and those above it whose own names hold a space or a letter of another alphabet than a program's."""
+    found = []
+    while (above := _split(folder))[0] and above[1]:
+        if re.search(r"\S \S|[^\x00-\x7f]", above[1]):
+            found.append(folder)
+        folder = above[0]
+    return found
+
+
+def _people(folder: str) -> list[str]:
+    """Whom a folder seems to be called after: `Jane Doe`, `Jane's disk`."""
+    name = _split(folder)[1]
+    if owner := re.match(r"([^\W\d_a-z][^\W\d_]{2,})['’]s\b", name):
+        return [owner[1]]
+    words = name.split()
+    return [name] if 2 <= len(words) <= 3 and all(word.isalpha() and word[0].isupper() for word in words) else []
 
 
 def _standing(name: str, private: Private) -> str:
@@ -217,15 +287,18 @@ def _host_of(endpoint: str) -> str:
     return "" if re.fullmatch(r"[\d.:\[\]]*|localhost|<.*", host) else host
 
 
+_NAME = r"[^/\s'\"\\:;,|<>()\[\]]+"
+_MORE = rf"(?: (?!(?:{'|'.join(sorted(JOINS))}) ){_NAME})"  # of a name of several words: a slash closes it
 _OWNER = re.compile(
-    r"(?:/(?:var/)?home|/Users|/(?:run/)?media|/mnt/[a-z]/Users)/([^/\s'\"\\:;,|<>()\[\]]+)"
-    r"|[A-Za-z]:[\\/]+(?:Users|Documents and Settings)[\\/]+([^\\/:*?\"'<>|\n]+)(?=[\\/])"
+    rf"(?:/(?:var/)?home|/Users|/(?:run/)?media|/mnt/[a-z]/Users)/(?P<one>{_NAME}{_MORE}{{1,2}}(?=/[^\s/])|{_NAME})"
+    r"|[A-Za-z]:[\\/]+(?:Users|Documents and Settings)[\\/]+(?P<two>[^\\/:*?\"'<>|\n]+)(?=[\\/])"
 )
+_VOLUME = re.compile(rf"(?:/Volumes|/(?:run/)?media/{_NAME})/{_NAME}{_MORE}{{1,3}}(?=/[^\s/])")
 
 
-def _owners(text: str) -> list[str]:
-    """Whose home folders are named."""
-    return [name for pair in _OWNER.findall(text) if (name := pair[0] or pair[1])]
+def _owners(text: str) -> list[tuple[str, str]]:
+    """The home folders that are named, and whose they are."""
+    return [(found[0], name) for found in _OWNER.finditer(text) if (name := found["one"] or found["two"])]
 
 
 # ── rules ───────────────────────────────────────────────────────────────────────────────────
@@ -235,14 +308,28 @@ def _apply(rules: Iterable[Rule], text: str, counts: Counter[str] | None) -> str
     """All rules, until nothing changes. Each replacement takes signs away that no rule puts back, so it ends."""
     while True:
         before = text
-        for kind, pattern, new in rules:
-
-            def put(found: re.Match[str], kind: str = kind, new: Callable[..., str] = new) -> str:
-                return _counted(found[0], new(found), kind, counts)
-
-            text = pattern.sub(put, text)
+        text = _once(rules, text, counts)
+        if _ESCAPED.search(text):  # `\nzaphod` is the name at the start of a line, and no name that begins with n
+            text = _once(rules, _ESCAPED.sub(rf"\g<0>{_BORDER}", text), counts).replace(_BORDER, "")
         if text == before:
             return text
+
+
+def _once(rules: Iterable[Rule], text: str, counts: Counter[str] | None) -> str:
+    for kind, pattern, new in rules:
+
+        def put(found: re.Match[str], kind: str = kind, new: Callable[..., str] = new) -> str:
+            return _counted(found[0], new(found), kind, counts)
+
+        text = pattern.sub(put, text)
+    return text
+
+
+# What ends in a letter or a digit and is none: escapes of strings, of URLs, and the colours of a terminal.
+_ESCAPED = re.compile(
+    r"(?:\x1b|\\(?:u00|x)1[Bb]|\\033|\\e)\[[\d;?]*[A-Za-z]|\\(?:[nrtbfv]|x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4})|%[0-9A-Fa-f]{2}"
+)
+_BORDER = "\ufdd0"  # a sign that stands for nothing, and is in no text
 
 
 # One sign of a name in a path: what ends a name is a space that is not escaped, a quote, a slash, or a separator of
@@ -264,7 +351,35 @@ def _path(pattern: str, before: str = "", after: str = "", flags: int = 0) -> Ru
     return "path", re.compile(f"(?P<before>{before})(?P<path>{pattern})(?P<after>{after})", flags), _last
 
 
+def _spaced(found: re.Match[str]) -> str:
+    """The name at the end of a path with folders of several words."""
+    words = found[0].split(" ")
+    if any(re.search(rf"\.(?:{FILES})$", word) for word in words[:-1]):
+        return found[0]  # a file, and after it another word
+    return _last(found)
+
+
+def _decoded(found: re.Match[str]) -> str:
+    """The name at the end of a path as a URL has it, still so written."""
+    path = unquote(found["path"])
+    if _KEPT_PATH.match(path):
+        return found[0]
+    if _AT_HOME.fullmatch(path):
+        return "~"
+    return next(part for part in reversed(re.split("%2[Ff]|%5[Cc]", found["path"])) if part)
+
+
+# A folder of several words: each begins like a name, or the first says whose it is.
+_WORDS = rf"(?:{_SIGN}|(?<=[^\W\d_])'(?=s ))+(?:(?: |\\040)[^\W\d_a-z](?:{_SIGN})+|(?<=['’]s) (?:{_SIGN})+){{0,4}}"
 _PATHS: tuple[Rule, ...] = (
+    (
+        "path",
+        re.compile(
+            r"(?:(?<![\w.%-])|(?<=%[0-9A-F]{2}))"
+            r"(?P<path>(?:[A-Za-z]%3[Aa])?(?:(?:%2[Ff]|%5[Cc])+(?:[\w.~+@=-]|%(?!2[Ff]|5[Cc])[0-9A-Fa-f]{2})+){2,}(?:%2[Ff])*)"
+        ),
+        _decoded,
+    ),
     _path(r"(?i:\bfile:/+)[^\s'\"<>]+"),
     # Quoted, so spaces belong to it; an option may stand before it inside the quotes.
     *(
@@ -284,6 +399,14 @@ _PATHS: tuple[Rule, ...] = (
         rf"(?:~[\w.-]*|\$HOME|\$\{{HOME\}}|%USERPROFILE%|%HOMEPATH%)(?:[\\/]+{_SIGN}+)+[\\/]*",
         before=r"(?<![\w/.~\\-])",
     ),
+    (
+        "path",
+        re.compile(
+            rf"(?P<before>{_LEFT})(?P<path>(?!{_KEPT_PATH.pattern})/(?!/)(?:{_WORDS}/+)*"
+            rf"(?=[^/\n]* ){_WORDS}/+(?:{_WORDS}/+)*(?:{_SIGN})*)(?P<after>)"
+        ),
+        _spaced,
+    ),
     _path(
         rf"(?!{_KEPT_PATH.pattern})(?:(?<!:)/{{2,}}|/(?!/))(?:(?:{_SIGN})+/+)+(?:{_SIGN})*",
         before=_LEFT,
@@ -300,6 +423,8 @@ def _after(word: str) -> Callable[[re.Match[str]], str]:
     return lambda found: f"{found['before']}{word}"
 
 
+_IS = r"(?:\\?[\"'])?\s*[=:]\s*(?:\\?[\"'])?"
+_VALUE = r"(?!<|(?:null|none|true|false|bearer|basic|digest)\b|-?[\d.]+(?![\w-]))[^\s\"',;&<>\\\])}]"
 _KEYS: tuple[Rule, ...] = (
     (
         "key",
@@ -334,6 +459,18 @@ _KEYS: tuple[Rule, ...] = (
         ),
         _after("<key>"),
     ),
+    (
+        "key",
+        re.compile(
+            rf"(?i)(?P<before>(?<![\w-])(?:[\w-]*[_-])?(?:api[ _-]?key|access[_-]?key"
+            rf"|secret(?:[_-]?(?:access[_-]?)?key)?|passw(?:or)?d|passphrase|credentials?|authorization|(?:access|auth|bearer|hf|refresh|session)[_-]?token)"
+            rf"{_IS}){_VALUE}+"
+        ),
+        _after("<key>"),
+    ),
+    # Of a model the tokens are words and numbers; what grants access is longer, or stands in an assignment.
+    ("key", re.compile(rf"(?P<before>(?<![\w-])token(?:=[\"']?|\\?[\"']:\s*\\?[\"'])){_VALUE}{{6,}}"), _after("<key>")),
+    ("key", re.compile(rf"(?P<before>(?<![\w-])[Tt]oken:\s+){_VALUE}{{16,}}"), _after("<key>")),
 )
 _HEX = "[0-9A-Fa-f]"
 _SERIALS: tuple[Rule, ...] = (
@@ -358,6 +495,19 @@ def _ip(found: re.Match[str]) -> str:
         return found[0]
     everybody = address.is_loopback or address.is_unspecified or found[0] == "255.255.255.255"
     return found[0] if everybody else "<address>"
+
+
+_VERSION = re.compile(
+    r"(?i)(?<![^\W_])(?:versions?|release|driver|cuda|cudnn|nccl|rocm|hip|gcc|g\+\+|clang|g?libc|toolkit|firmware|vbios|v)"
+    r"(?:[ _-]version)?[\"']?(?: \([^()]*\))?[\s:=(\"'/-]{1,3}$|\bb\d{4,} \($"
+)
+
+
+def _ip4(found: re.Match[str]) -> str:
+    """An address, unless a word before it says that the four numbers are a version; none has a port."""
+    start, end = found.span()
+    is_version = _VERSION.search(found.string[max(0, start - 40) : start]) and found.string[end : end + 1] != ":"
+    return found[0] if is_version else _ip(found)
 
 
 def _site(found: re.Match[str]) -> str:
@@ -387,6 +537,14 @@ _ADDRESSES: tuple[Rule, ...] = (
         _site,
     ),
     (
+        "host",
+        re.compile(
+            r"(?i)(?P<before>(?<![\w.-]))(?P<host>[^\W_](?:[\w-]*\.)(?:[\w-]+\.)*"
+            r"(?:lan|corp|local|internal|home|intranet|localdomain|home\.arpa|ts\.net))(?![\w(-]|\.\w)"
+        ),
+        _site,
+    ),
+    (
         "address",
         re.compile(
             rf"(?<![\w:-])(?:{_HEX}{{2}}:){{5}}{_HEX}{{2}}(?![\w:-])|(?<![\w-])(?=[\d-]*[A-Fa-f])(?:{_HEX}{{2}}-){{5}}{_HEX}{{2}}(?![\w-])"
@@ -404,11 +562,11 @@ _ADDRESSES: tuple[Rule, ...] = (
     (
         "address",
         re.compile(
-            r"(?i)(?<![^\W_])(?<!\d\.)(?<!version )(?<!version=)"
+            r"(?i)(?<![^\W_])(?<!\d\.)"
             r"(?!\d+\.\d\d\.\d{3}\.\d{3} [IWED] )"  # minutes to microseconds, as llama.cpp begins a line of its log
             r"(?:\d{1,3}\.){3}\d{1,3}(?![^\W_]|\.\d)"
         ),
-        _ip,
+        _ip4,
     ),
 )
 
@@ -443,7 +601,10 @@ def _folders(private: Private) -> tuple[Rule, ...]:
         end = folder.rstrip("/\\")
         if not end or end in (".", "..", "~"):
             continue
-        alone = "~" if end in {home.rstrip("/\\") for home in private.homes} else _split(end)[1] or end
+        last = _split(end)[1] or end
+        alone = "~" if end in {home.rstrip("/\\") for home in private.homes} else last
+        if alone != "~" and re.search(r"\S \S|[^\x00-\x7f]", last):
+            alone = "<folder>"
         ascii_ = json.dumps(end)[1:-1]
         for text in (end, quote(end), re.sub(r"([ ()&'\"])", r"\\\1", end), ascii_, end.replace("\\", "/")):
             spelled.setdefault(text, alone)
@@ -476,7 +637,8 @@ def _names(private: Private) -> tuple[Rule, ...]:
                 by[_standing(short, private)].add(short)
         domain = rf"(?:\.(?!(?:{FILES})(?![\w-]))[a-z][a-z0-9-]*)*" if kind == "host" else ""
         if by["everywhere"]:
-            pattern = rf"(?<![^\W_])(?:(?P<kept>{kept})|(?:{_any(by['everywhere'])}){domain})(?![^\W_])"
+            spelled = _any(by["everywhere"]).replace("\\ ", r"(?:\\?[ _.+-]|%20)")
+            pattern = rf"(?<![^\W_])(?:(?P<kept>{kept})|(?:{spelled}){domain})(?![^\W_])"
             rules.append((kind, re.compile(pattern, re.I), _unless_kept(f"<{kind}>")))
         if by["beside"]:
             word = rf"(?:{_any(by['beside'])})"

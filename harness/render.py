@@ -687,7 +687,7 @@ def _modules(machine: Machine) -> tuple[str | None, ...]:
 
 def _measured(comparison: Comparison) -> list[tuple[str, object]]:
     probe = comparison.header.host_probe
-    if probe is None or not probe.typical:
+    if probe is None or probe.typical <= 0:
         return []
     best = f"{_gigabytes(max(probe.kernels.values()))}, the best of {', '.join(probe.kernels)}"
     return [("memory bandwidth, measured", f"{best}; {count(probe.threads, 'thread')}")]

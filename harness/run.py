@@ -123,7 +123,7 @@ def _host_probe(field: Field, watch: Watch) -> HostProbe | None:
 
 def _check(field: Field, options: Options) -> Options:
     """The options with aliases replaced, or a DuelError: what cannot work is told before anything is loaded."""
-    require_weights(field)
+    require_weights(field.model)
     baseline.require_same(options, field.model.file.digest, field.prompts.digest, field.machine)
     arms = [each.arm for each in field.contenders]
     if all(each.status.word is not Status.OK for each in field.contenders):

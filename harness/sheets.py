@@ -26,7 +26,7 @@ from harness.run import outcomes_of
 from harness.telemetry import Telemetry
 from harness.words import plain
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would compute text that begins so
+FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # a spreadsheet would compute text that begins so
 BETWEEN = ("decode_tps", "prefill_tps", "ttft_s", "ratio")  # have bounds
 NOT_SEEN = Telemetry(seconds=0.0)
 Kind = TypeVar("Kind")
@@ -67,8 +67,12 @@ def _cell(value: object) -> object:
 
 @functools.lru_cache(maxsize=4096)
 def _text(text: str) -> str:
-    """One inert line. An apostrophe before it has a spreadsheet take it for text."""
-    return f"'{plain(text)}" if text.startswith(FORMULA) or text.lstrip().startswith(FORMULA) else plain(text)
+    """One inert line. An apostrophe before it has a spreadsheet take it for text.
+
+    Judged is what is written: signs without width, and all that is no text, are gone by then.
+    """
+    shown = plain(text)
+    return f"'{shown}" if shown.startswith(FORMULA) else shown
 
 
 # ── loads ───────────────────────────────────────────────────────────────────────────────────

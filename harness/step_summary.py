@@ -35,13 +35,24 @@ def append_summary(say: Say, comparison: Comparison | None, changes: Changes | N
         return
     path = Path(name)
     try:
-        text = _within(
-            f"{summarize(comparison, changes)}\n", MOST_BYTES - (path.stat().st_size if path.exists() else 0)
-        )
+        text = _within(f"{_own_line(path)}{summarize(comparison, changes)}\n", MOST_BYTES - _size(path))
         with path.open("ab") as file:
             file.write(text)
     except OSError as error:
         say(plain(f"warning: the summary of this job cannot be written ({error.strerror or error}); the run is whole"))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _own_line(path: Path) -> str:
+    """What ends the line that another step left open."""
+    if not _size(path):
+        return ""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return "" if file.read(1) == b"\n" else "\n"
 
 
 def _within(text: str, most: int) -> bytes:

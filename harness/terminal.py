@@ -24,7 +24,7 @@ from harness.answer import (
     verdict_of,
     word_of,
 )
-from harness.changes import Change, Changes
+from harness.changes import Change, Changes, nothing_common
 from harness.compare import Comparison, Row, all_rows
 from harness.differences import Difference
 from harness.parity import ASKED, Parity, parity, spoken
@@ -171,7 +171,8 @@ def _onwards(comparison: Comparison, width: int) -> list[str]:
     if not comparison.finished:
         done = count(comparison.blocks_run, "block")
         return [*lines, _labelled(f"Stopped after {done}; go on", f"llamaduel run --resume {place}", width)]
-    needed = max((each.blocks_needed or 0 for each in comparison.judgement.contrasts.values()), default=0)
+    open_ = [each for each in comparison.judgement.contrasts.values() if each.word == "INCONCLUSIVE"]
+    needed = max((each.blocks_needed or 0 for each in open_), default=0)
     if state == "RED":
         lines.append(_filled("Next: mend what the state names and run it again; `publish` refuses it.", width, "  "))
     elif needed and len(best(comparison)) > 1:
@@ -248,7 +249,8 @@ def changes_table(changes: Changes, width: int | None = None, *, colour: bool | 
     ]
     if not changes.differences:
         lines.append("Nothing that was recorded differs beside the speeds.")
-    said = " ".join(map(change_sentence, changes.changes)) or "The two runs have no arm in common to compare."
+    nothing = nothing_common(changes)
+    said = " ".join(map(change_sentence, changes.changes)) or plain(f"{nothing[0].upper()}{nothing[1:]}.")
     return "\n\n".join(
         [
             _filled(said, width),

@@ -63,7 +63,8 @@ def level(looks: int = len(LOOKS), contrasts: int = 1, look_alpha: float = LOOK_
     alpha = look_alpha / max(contrasts, 1)
     # The schedule holds 95 % by simulation; any other is only promised what the sum of its errors leaves.
     joint = 0.95 if look_alpha <= LOOK_ALPHA and looks <= len(LOOKS) else max(0.0, 1 - look_alpha * looks)
-    return Level(alpha, f"joint {_percent(joint)} over {_count(looks, 'look')} and {_count(contrasts, 'contrast')}")
+    claims = f" and {_count(contrasts, 'contrast')}" if contrasts else ""  # one arm alone has none
+    return Level(alpha, f"joint {_percent(joint)} over {_count(looks, 'look')}{claims}")
 
 
 def change_level(arms: int) -> Level:

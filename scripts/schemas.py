@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
-from harness import calibration, changes, doctor, engines, facts, inspection, preview, record
+from harness import calibration, changes, doctor, engines, facts, inspection, plan, preview, record
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -60,6 +60,23 @@ DOCUMENTS: Mapping[str, Document] = {
 }  # fmt: skip
 
 
+DIGEST = {"pattern": "^[0-9a-f]{64}$"}
+OR_UNKNOWN = {"pattern": "^([0-9a-f]{64}|unknown)$"}  # where a run was copied from what somebody published
+STAMP = {"pattern": r"^\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\d([+-]\d\d:\d\d|Z))?$"}  # or the day alone
+NARROWER: Mapping[str, Mapping[str, Any]] = {  # than its type is what we write of a field, by its name
+    "plan_digest": DIGEST,
+    "prompts_digest": OR_UNKNOWN,
+    "weights_digest": OR_UNKNOWN,
+    "digest": OR_UNKNOWN,
+    "sha256": OR_UNKNOWN,
+    "started": STAMP,
+    "status": {"minimum": 100, "maximum": 999},  # of HTTP
+}
+FORMATS: Mapping[str, int] = {"Header": record.FORMAT, "Plan": plan.FORMAT}
+SIGNED = frozenset({"Usage.*", "Sample.chunk_tokens", "Settled.over_bytes"})  # an engine's own word; a difference
+ELAPSED = ("_s", "seconds")  # ends of names: no span of time and no moment is below 0
+
+
 class _Whole(GenerateJsonSchema):
     """Of what is printed, a field that has a default is there too."""
 
@@ -76,9 +93,32 @@ def schema(document: Document) -> dict[str, Any]:
             line = made["$defs"][name]
             line["properties"] = {"format": {"const": record.FORMAT}, "kind": {"const": kind}} | line["properties"]
             line["required"] = ["format", "kind", *line["required"]]
+    _narrow(made, document.kind.__name__ if isinstance(document.kind, type) else "")
     _close(made)
     head = {"$schema": DIALECT, "title": document.title, "description": document.description}
     return head | {key: value for key, value in made.items() if key not in head}
+
+
+def _narrow(made: Mapping[str, Any], name: str) -> None:
+    """Keep each field to what is ever written of it: its form, and nothing below 0 that counts or measures."""
+    for owner, node in {name: made, **made.get("$defs", {})}.items():
+        for field, kinds in node.get("properties", {}).items():
+            if field == "format" and owner in FORMATS:
+                node["properties"][field] = {"const": FORMATS[owner]}
+            elif not {f"{owner}.*", f"{owner}.{field}"} & SIGNED:
+                _narrow_field(kinds, field)
+
+
+def _narrow_field(node: Any, field: str) -> None:
+    for each in [*node.get("anyOf", ()), *([node["items"]] if "items" in node else [])]:
+        _narrow_field(each, field)
+    match node.get("type"):
+        case "string" | "integer" if field in NARROWER:
+            node.update(NARROWER[field])
+        case "integer":
+            node["minimum"] = 0
+        case "number" if field.endswith(ELAPSED):
+            node["minimum"] = 0
 
 
 def _close(node: Any) -> None:

@@ -165,7 +165,8 @@ def main() -> None:
     made = sorted(given.out.iterdir())
     for path in made:
         print(f"{path.stat().st_size / 1000:7.1f} kB  {path}")
-    if (whole := sum(path.stat().st_size for path in made)) > MOST_BYTES:
+    whole = sum(path.stat().st_size for path in made)
+    if whole > MOST_BYTES:
         raise Stopped(f"the pictures have {whole / 1000:.0f} kB and may have {MOST_BYTES / 1000:.0f}; show less")
 
 

@@ -16,7 +16,7 @@ from harness.plan import ArmStatus, Plan, Status
 from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, SampleLine
 from harness.walk import write_report
 
-WEIGHTS = "w" * 64
+WEIGHTS = "a" * 64
 GPU = Gpu(name="a card", memory_bytes=8 << 30, driver="580.1", power_limit_w=300.0)
 MACHINE = Machine(
     cpu="a CPU",
@@ -66,7 +66,7 @@ def contender(arm: str, **changed: Any) -> Contender:
 def a_plan(arms: tuple[str, ...], **changed: Any) -> Plan:
     made: dict[str, Any] = {
         "seed": 1,
-        "prompts_digest": "p" * 64,
+        "prompts_digest": "b" * 64,
         "weights_digest": WEIGHTS,
         "max_blocks": 6,
         "out_tokens": TOKENS,
@@ -83,7 +83,7 @@ def a_header(*contenders: Contender, started: str = "2026-01-01T00:00:00+00:00",
         plan_digest=drawn.digest,
         started=started,
         model=ModelFacts(
-            name="m", file="m.gguf", architecture="llama", size_bytes=1, digest=drawn.weights_digest, sha256="s" * 64,
+            name="m", file="m.gguf", architecture="llama", size_bytes=1, digest=drawn.weights_digest, sha256="c" * 64,
             layers=1, expert_layers=0, experts=None, experts_used=None, has_answer_key=False,
         ),
         contenders=found,

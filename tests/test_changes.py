@@ -113,6 +113,24 @@ def test_the_level_counts_the_changes_that_are_judged() -> None:
     assert f"Only the earlier run was asked for {THIRD}." in one.notes
 
 
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (
+            (contender(REFERENCE),),
+            "only the reference, llama-cpp, is in both runs, and no arm to compare through it",
+        ),
+        ((contender("ollama"),), "no arm with numbers of its own is in both runs"),
+    ],
+)
+def test_two_runs_with_nothing_to_compare_say_what_they_share(others: tuple[Contender, ...], said: str) -> None:
+    found = since(played(later(*others), {"ollama": 20.0}))
+
+    assert found.changes == ()
+    assert f"{said[0].upper()}{said[1:]}." in " ".join(terminal.changes_table(found).split())
+    assert answer.undecided(found) == f"not one arm could be judged, so no regression is excluded: {said}"
+
+
 def test_a_loss_of_all_arms_is_not_visible_and_that_is_said() -> None:
     halved = since(played(later(), {arm: tps / 2 for arm, tps in TPS.items()}))
 
@@ -318,8 +336,8 @@ def test_equal_runs_differ_in_nothing() -> None:
 @pytest.mark.parametrize(
     ("after", "sentence"),
     [
-        (later(weights_digest="v" * 64), "weights digest was wwwwwwwwwwww, is vvvvvvvvvvvv"),
-        (later(prompts_digest="q" * 64), "prompts digest was pppppppppppp, is qqqqqqqqqqqq"),
+        (later(weights_digest="v" * 64), "weights digest was aaaaaaaaaaaa, is vvvvvvvvvvvv"),
+        (later(prompts_digest="q" * 64), "prompts digest was bbbbbbbbbbbb, is qqqqqqqqqqqq"),
         (later(out_tokens=24), "out tokens was 16, is 24"),
         (later(warmups=0), "warmups was 1, is 0"),
         (later(settings={"kind": "stock", "prompt_tokens": 512}), "setting kind was matched, is stock"),
@@ -400,7 +418,7 @@ def test_another_setting_of_the_reference_forbids_every_verdict() -> None:
         (dataclasses.replace(later(), options={}), "waits for a quiet machine was no, is yes"),
         (
             dataclasses.replace(later(), model=dataclasses.replace(later().model, sha256="t" * 64)),
-            "model file was ssssssssssss, is tttttttttttt",
+            "model file was cccccccccccc, is tttttttttttt",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

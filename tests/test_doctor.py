@@ -255,7 +255,7 @@ def test_without_a_driver_only_what_the_kernel_shows_is_told(tmp_path: Path) -> 
 
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
 
-    assert level(topic("GPUs", tmp_path), "the kernel shows 1 GPU (NVIDIA), and no driver answers for it") == "warn"
+    assert level(topic("GPUs", tmp_path), "the kernel shows 1 GPU (NVIDIA), and no NVIDIA driver answers") == "warn"
 
 
 # ── memory ──────────────────────────────────────────────────────────────────────────────────
@@ -292,6 +292,61 @@ def test_a_model_that_is_not_there_fails_and_without_one_nothing_is_said_of_it(t
 
 def test_a_model_on_a_hub_is_not_fetched(tmp_path: Path) -> None:
     assert level(topic("memory", tmp_path, model="hf:a/b:c.gguf"), "nothing is fetched here") == "unknown"
+
+
+@pytest.mark.parametrize("ref", ["hf:zz", "hf:a/../b:c.gguf"])
+def test_a_reference_that_is_none_is_the_usage_error_of_a_run(
+    ref: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [(main([command, ref, "--arms", "llama-cpp"]), capsys.readouterr().err) for command in ("doctor", "run")]
+
+    assert told[0] == told[1]
+    assert told[0][0] == 2
+    assert "names no model on a hub; write hf:ORG/REPO:FILE.gguf" in told[0][1]
+
+
+@pytest.mark.parametrize("command", ["doctor", "run", "inspect"])
+def test_ollama_without_a_name_is_a_usage_error(
+    command: str, real: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engines.fake(tmp_path):
+        assert main([command, "ollama:"]) == 2
+
+    assert "'ollama:' names no model; write ollama:NAME" in capsys.readouterr().err
+
+
+def test_a_model_without_weights_is_what_a_run_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    header = synth.write(tmp_path / "m.gguf", synth.SHAPES["tiny"], header_only=True)
+
+    found = topic("memory", tmp_path, model=str(header))
+
+    told = line(found, "m.gguf has no weights: it can be planned for, not measured")
+    assert told == Finding(
+        "memory",
+        "fail",
+        "m.gguf has no weights: it can be planned for, not measured",
+        "name a file that has them",
+    )
+    assert level(found, "m.gguf: ") in ("ok", "warn"), "whether it would fit is told all the same"
+    assert level(found, MODEL) is None
+
+
+def test_memory_that_holds_no_engine_is_not_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with_facts(monkeypatch, memory_bytes=GIB, available_bytes=0)
+    assert level(topic("memory", tmp_path), "0 B of 1.00 GiB available, too little for an engine") == "warn"
+    with_facts(monkeypatch, memory_bytes=GIB, available_bytes=GIB * 3 // 4)
+    assert level(topic("memory", tmp_path), "too little for an engine") is None
+    assert level(topic("memory", tmp_path), "0.75 GiB of 1.00 GiB available; ") in ("ok", None)
+
+
+def test_a_model_of_which_no_arm_fits_is_what_a_run_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    header = synth.write(tmp_path / "m.gguf", synth.SHAPES["tiny"], header_only=True)
+    with_facts(monkeypatch, memory_bytes=GIB, available_bytes=GIB)
+
+    arms = "llama-cpp@cpu,c=2000000"
+    assert level(topic("memory", tmp_path, model=str(header), arms=arms), f"m.gguf, {arms}: it needs") == "fail"
+    both = f"{arms},llama-cpp@cpu"
+    assert level(topic("memory", tmp_path, model=str(header), arms=both), f"m.gguf, {arms}: it needs") == "warn"
 
 
 def test_a_model_is_judged_by_its_arms_and_not_by_its_file(

@@ -215,6 +215,57 @@ def test_the_same_run_is_the_same_bytes_in_another_process(tmp_path: Path, whole
 # ── every chart ─────────────────────────────────────────────────────────────────────────────
 
 
+def elsewhere(svg: str) -> str:
+    """As if another matplotlib had drawn it."""
+    return re.sub(r'data-matplotlib="[^"]*"', 'data-matplotlib="3.0.0"', svg)
+
+
+def test_a_chart_of_another_matplotlib_may_be_a_little_off_in_its_places(whole: Comparison) -> None:
+    for name, svg in draw(whole).items():
+        moved = re.sub(r'(?<= x=")[\d.]+(?=")', lambda found: f"{float(found[0]) + 0.3:.4f}", svg)
+        renamed = re.sub(r"\b([mph])([0-9a-f]{9})[0-9a-f](?=[-\")])", r"\g<1>\g<2>0", moved)
+
+        assert canvas.is_same(svg, svg)
+        assert canvas.is_same(elsewhere(svg), svg), name
+        assert moved != svg
+        assert canvas.is_same(elsewhere(renamed), svg), name
+        assert not canvas.is_same(renamed, svg), "by the same matplotlib to the letter"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"</svg>", r'<text x="9" y="9">9x faster</text></svg>'),
+        (r"</svg>", r'<text x="9" y="9">ollama is <a>9x</a> faster<tspan/></text></svg>'),
+        (r"</svg>", r"9x faster</svg>"),
+        (r"</svg>", r'<image href="http://evil.example/x.png"/></svg>'),
+        (r"</svg>", r"<script>alert(1)</script></svg>"),
+        (r"</svg>", r"<!-- 9x --></svg>"),
+        (r"</svg>", r""),
+        (r"<svg ", r'<svg onload="alert(1)" '),
+        (r"<svg ", r'<svg style="opacity: 0" '),
+        (r"^", r'<!DOCTYPE svg [<!ENTITY a "b">]>'),
+        (r'xlink:href="#', r'xlink:href="http://evil.example/#'),
+        (r' d="M [^"]*"', r' d="M 0 0 L 1 1"'),
+        (r"<use [^>]*/>", r""),
+        (r'(<use [^>]*) y="[^"]*"', r'\1 y="9"'),
+        (r"stroke: #[0-9a-f]{6}", r"stroke: #ffffff"),
+        (r"stroke-width: [\d.]+", r"stroke-width: 0"),
+        (r"(<text [^>]*>)[^<]", r"\1 9"),
+        (r"(<title>)", r"\g<1>9"),
+        (r"rotate\(-90", r"rotate(-91"),
+    ],
+)
+def test_whoever_forges_a_chart_cannot_say_that_another_matplotlib_drew_it(
+    whole: Comparison, old: str, new: str
+) -> None:
+    for name, svg in draw(whole).items():
+        forged = re.sub(old, new, elsewhere(svg))
+
+        assert forged == elsewhere(svg) or not canvas.is_same(forged, svg), name
+    assert any(re.search(old, svg) for svg in draw(whole).values()) or "rotate" in old
+
+
 def test_charts_are_well_formed_and_point_to_nothing_outside(every: list[dict[str, str]]) -> None:
     for charts in every:
         for name, svg in charts.items():

@@ -214,6 +214,39 @@ def test_what_a_budget_holds_is_not_known_before_anything_ran(header: Path, tmp_
     assert found["notes"][-1].endswith("the probe tells: 2 at least, 24 at most.")
 
 
+@pytest.mark.parametrize(
+    ("minutes", "said"), [(1 / 60, "1 s"), (0.75, "45 s"), (1.0, "1 min"), (1.5, "1.5 min"), (20.0, "20 min")]
+)
+def test_a_budget_is_told_as_a_person_writes_it(minutes: float, said: str, header: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        given = Options(model=str(header), arms=ARTICLE, budget=minutes, out=str(tmp_path / "runs"))
+        found = preview.preview_run(given, quiet)
+
+    assert found["notes"][-1].startswith(f"How many blocks a budget of {said} holds, ")
+    assert found["loads"] == {"fewest": 2 * 3, "most": 24 * 3}, "the blocks of that sentence, two arms and the twin"
+
+
+def test_a_budget_does_not_change_a_preset_of_one_length(header: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, CARD):
+        given = Options(model=str(header), arms=ARTICLE, budget=20.0, preset="quick", out=str(tmp_path / "runs"))
+        found = preview.preview_run(given, quiet)
+
+    assert found["loads"] == {"fewest": 2 * 2, "most": 2 * 2}
+    assert found["notes"][-1] == "A budget of 20 min changes nothing: quick has 2 blocks, the fewest there are."
+
+
+@pytest.mark.parametrize("preset", ["quick", "confirm"])
+def test_a_run_on_the_smallest_budget_makes_the_fewest_loads_of_its_plan(
+    preset: str, model: Path, tmp_path: Path
+) -> None:
+    given = options(model, tmp_path / "runs", arms="llama-cpp", preset=preset, budget=1 / 60)
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        expected = preview.preview_run(given, quiet)["loads"]["fewest"]
+        drawn = walk.duel(given, quiet).header.plan
+
+    assert drawn.max_blocks * len(drawn.arms) == expected
+
+
 def test_the_synthetic_model_is_planned_for_as_many_blocks_as_it_runs(tmp_path: Path) -> None:
     with engines.fake(tmp_path, CARD):
         found = preview.preview_run(Options(arms="llama-cpp,llama-cpp@cpu"), quiet)

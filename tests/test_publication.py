@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -29,6 +30,7 @@ from harness.cli import main
 from harness.display import quiet
 from harness.errors import RunRefused
 from harness.machine import Machine
+from harness.page import page
 from harness.plan import ArmStatus, Status
 from harness.record import Header, LoadRecord, Run, Search, SearchLoad
 from harness.redaction import Private
@@ -527,6 +529,212 @@ def test_all_published_runs_and_their_index_are_verified_at_once(
     assert all("2026-01-01-two" in problem for problem in found["problems"])
     assert main(["verify", "reports"]) == 1
     assert "1 of 2 runs cannot be reproduced" in capsys.readouterr().out
+
+
+def test_a_bad_folder_is_a_line_and_stops_no_other(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two", "three", "four"):
+        assert main(["publish", "run", "--name", name]) == 0
+    into = tmp_path / "reports"
+    one, two, three = (into / f"2026-01-01-{name}" for name in ("one", "two", "three"))
+    (one / walk.REPORT).unlink()
+    (one / walk.REPORT).mkdir()
+    (two / record.HEADER).write_bytes(b"\xff")
+    verify = walk.verify
+
+    def broken(folder: Path) -> list[str]:
+        if folder.name == three.name:
+            raise KeyError("seed")
+        return verify(folder)
+
+    monkeypatch.setattr(walk, "verify", broken)
+    capsys.readouterr()
+
+    assert main(["verify", "reports"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert [sum(line.startswith(f"reports/{each.name}:") for line in out) for each in (one, two, three)] == [1, 1, 1]
+    assert "reports/2026-01-01-three: it cannot be judged: KeyError ('seed')" in out
+    assert out[-1] == "reports: 3 of 4 runs cannot be reproduced"
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", "run", "--name", "one"]) == 0
+    (tmp_path / "reports/locked").mkdir()
+    scan = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    capsys.readouterr()
+
+    assert main(["verify", "reports"]) == 1
+    assert "reports/locked: it cannot be read" in capsys.readouterr().out
+    assert main(["publish"]) == 1
+    assert "reports/locked is in no index: it cannot be read" in capsys.readouterr().err
+
+
+def test_a_folder_of_runs_without_an_index_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", "run", "--name", "one"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "reports"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "1 run: plan and every number of its report are reproduced; its index too\n"
+    )
+    assert main(["publish", "run", "--name", "two"]) == 0
+    index = tmp_path / "reports/README.md"
+    for text in ("# Ours\n", f"```\n{publication.BEGIN}\n{publication.END}\n```\n", None):
+        index.unlink() if text is None else index.write_text(text, encoding="utf-8")
+        capsys.readouterr()
+        assert main(["verify", "reports"]) == 0
+        assert "of each report are reproduced; no index was checked" in capsys.readouterr().out
+
+
+def test_markers_in_a_fence_of_code_are_text(run: Path, tmp_path: Path) -> None:
+    into = tmp_path / "reports"
+    into.mkdir()
+    fenced = f"# Ours\n\n````md\n```\n{publication.BEGIN}\n{publication.END}\n````\n"
+    (into / "README.md").write_text(fenced, encoding="utf-8")
+
+    publication.rebuild_index(into)
+    publication.rebuild_index(into)
+
+    assert (into / "README.md").read_text("utf-8").startswith(f"{fenced}\n{publication.BEGIN}\n\n| date")
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        (f"{publication.BEGIN}\n{publication.BEGIN}\n{publication.END}\n".encode(), "needs one line"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (None, "is a folder and no index"),
+    ],
+)
+def test_with_a_broken_index_nothing_is_published(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], index: bytes | None, told: str
+) -> None:
+    readme = tmp_path / "reports/README.md"
+    readme.parent.mkdir()
+    readme.mkdir() if index is None else readme.write_bytes(index)
+
+    assert main(["publish", "run"]) == 1
+
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+    assert [path.name for path in readme.parent.iterdir()] == ["README.md"]
+
+
+def test_charts_of_another_matplotlib_verify_and_that_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    charts = {f"charts/{path.name}": path for path in (run / "charts").glob("*.svg")}
+    for path in charts.values():
+        text = path.read_text("utf-8")
+        path.write_text(text.replace('data-matplotlib="', 'data-matplotlib="0.', 1), encoding="utf-8")
+    texts = {name: path.read_text("utf-8") for name, path in charts.items()}
+    (run / walk.PAGE).write_text(page((run / walk.REPORT).read_text("utf-8"), texts), encoding="utf-8")
+
+    assert main(["verify", "run"]) == 0
+    assert re.search(r"; charts drawn by matplotlib 0\.[\d.]+ were compared within", capsys.readouterr().out)
+
+    text = texts["charts/ratios-light.svg"].replace("</svg>", '<text x="9" y="9">9x faster</text></svg>')
+    charts["charts/ratios-light.svg"].write_text(text, encoding="utf-8")
+    assert main(["verify", "run"]) == 1
+    assert "charts/ratios-light.svg is not the chart" in capsys.readouterr().out
+
+
+def test_what_lies_beside_a_report_and_every_byte_of_it_is_checked(run: Path) -> None:
+    for name in ("charts/more-light.svg", "charts/note.txt", "evil.html", "engines/evil.SVG"):
+        (run / name).write_text("<svg/>", encoding="utf-8")
+        assert walk.verify(run) == [f"{name} is no part of this report; remove it"]
+        (run / name).unlink()
+    for name in (walk.REPORT, walk.PAGE):
+        whole = (run / name).read_bytes()
+        for changed in (whole.replace(b"\n", b"\r\n"), whole.rstrip(b"\n"), whole + b"\n", whole + b"\xff"):
+            (run / name).write_bytes(changed)
+            assert walk.verify(run)
+        (run / name).write_bytes(whole)
+    assert walk.verify(run) == []
+
+
+def test_nothing_is_deleted_or_written_through_a_link_out_of_the_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures/holiday.svg").write_text("sun")
+    (run / "charts").rename(tmp_path / "charts")
+    (run / "charts").symlink_to(tmp_path / "pictures")
+
+    assert main(["report", "run"]) == 1
+    assert "leads out of run by a link, and nothing is written there; remove the link" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["holiday.svg"]
+
+    (run / "charts").unlink()
+    (tmp_path / "diary").write_text("dear")
+    (run / f"{walk.REPORT}.partial").symlink_to(tmp_path / "diary")
+    assert main(["report", "run"]) == 1
+    assert (tmp_path / "diary").read_text() == "dear"
+
+
+def test_two_logs_whose_names_become_one_are_both_kept(run: Path, tmp_path: Path) -> None:
+    for name in ("a b.log", "a_b.log", "A_B.log"):
+        (run / "engines" / name).write_text(name, encoding="utf-8")
+
+    folder = publication.publish(run, tmp_path / "reports").folder
+
+    logs = list((folder / "engines").iterdir())
+    assert sorted(path.read_text("utf-8") for path in logs) == ["A_B.log", "a b.log", "a_b.log"]
+    assert len({path.name.lower() for path in logs}) == 3
+
+
+def test_what_is_about_a_run_needs_one_and_an_index_needs_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["publish", "--name", "x"])
+    assert left.value.code == 2
+    assert "none is named" in capsys.readouterr().err
+
+    assert main(["publish"]) == 1
+    assert "there is no folder reports with published runs; publish one first" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_meanwhile_and_a_link_to_nothing_have_their_sentences(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dead").symlink_to(tmp_path / "nothing")
+    assert main(["publish", "run", "--into", "dead"]) == 1
+    assert "dead is a link to nothing" in capsys.readouterr().err
+
+    verify = walk.verify
+
+    def slow(folder: Path) -> list[str]:
+        (tmp_path / "reports/2026-01-01-one/charts").mkdir(parents=True)
+        return verify(folder)
+
+    monkeypatch.setattr(walk, "verify", slow)
+    assert main(["publish", "run", "--name", "one"]) == 1
+    assert "2026-01-01-one is there already and is not written over" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["2026-01-01-one"]
+
+
+@pytest.mark.parametrize("user", ["moe", "ngl"])
+def test_a_user_who_is_called_like_a_word_of_an_arm_can_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    monkeypatch.setenv("LOGNAME", user)
+    folder = written(played(a_header()), tmp_path / "run")
+
+    published = publication.publish(folder, tmp_path / "reports").folder
+
+    assert [row.arm for row in walk.read(published).rows] == [row.arm for row in walk.read(folder).rows]
 
 
 @pytest.mark.parametrize(

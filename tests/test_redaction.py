@@ -59,6 +59,22 @@ DIGEST = "95edb29aeabf5bf85d440fd5535b97ef190284f6110da4d4156ee3307a16a77c"
         ("\\\\wsl$\\Ubuntu\\home\\ford\\x.gguf", "x.gguf"),
         ("\\\\wsl.localhost\\Ubuntu\\srv\\x.gguf", "x.gguf"),
         ("/mnt/c/Users/ford/x.gguf", "x.gguf"),
+        ("/Volumes/Ford’s SSD/models/x.gguf", "x.gguf"),
+        ("/data/Ford's models/x.gguf and more", "x.gguf and more"),
+        ("open /mnt/Ünïcode Nutzer/größe/x.gguf failed", "open x.gguf failed"),
+        ("/media/ford/USB DISK/x.gguf", "x.gguf"),
+        ("/data/x I/O error", "x I/O error"),
+        ("?path=%2Fhome%2Fzaphod%2Fx.gguf&n=1", "?path=x.gguf&n=1"),
+        ("C%3A%5CUsers%5Cford%5Cx.gguf", "x.gguf"),
+        ("%2Fhome%2Fford", "~"),
+        # behind what ends in a letter and is none
+        ("exit\\n/data/x/y", "exit\\ny"),
+        ("\\tzaphod\\r\\n10.1.2.3", "\\t<user>\\r\\n<address>"),
+        ("\x1b[32mzaphod\x1b[0m \x1b[1;31m/data/x/y", "\x1b[32m<user>\x1b[0m \x1b[1;31my"),
+        ("\\u001b[32mzaphod\\u001b[0m", "\\u001b[32m<user>\\u001b[0m"),
+        ("a\\nC:\\Users\\ford\\x.gguf", "a\\nx.gguf"),
+        ("org%2Fzaphod%2Fx", "org%2F<user>%2Fx"),
+        ("Zaphod%20Beeblebrox, zaphod_beeblebrox", "<user>, <user>"),
         # names
         ("zaphod's models", "<user>'s models"),
         ("my_zaphod_models, ZAPHOD", "my_<user>_models, <user>"),
@@ -75,6 +91,9 @@ DIGEST = "95edb29aeabf5bf85d440fd5535b97ef190284f6110da4d4156ee3307a16a77c"
         ("12:34:56:78:9a:bc", "<address>"),
         ("a.b+c@mail.example.org", "<address>"),
         ("http://nas.lan:8080/x", "http://<host>:8080/x"),
+        ("at nas.lan:80, ci.acme.corp, fords-MacBook.local.", "at <host>:80, <host>, <host>."),
+        ("a.internal b.home c.intranet d.localdomain", "<host> <host> <host> <host>"),
+        ("version 10.0.0.5:80", "version <address>:80"),
         ("llama-cpp,rpc=10.0.0.5:1+box:2,ub=64", "llama-cpp,rpc=<2>,ub=64"),
         # keys and serials
         ("OPENAI_API_KEY=abc123 HF_TOKEN:hf", "OPENAI_API_KEY=<key> HF_TOKEN:<key>"),
@@ -83,6 +102,12 @@ DIGEST = "95edb29aeabf5bf85d440fd5535b97ef190284f6110da4d4156ee3307a16a77c"
         ("ghp_abcdefghijklmnopqrstuvwx", "<key>"),
         ("Authorization: Bearer abcdefghijk", "Authorization: Bearer <key>"),
         ("https://me:word@github.com/a?api_key=x&b=1", "https://<key>@github.com/a?api_key=<key>&b=1"),
+        ("api_key=hush", "api_key=<key>"),
+        ('"api_key":"hush"', '"api_key":"<key>"'),
+        ('{\\"api_key\\": \\"hush\\"}', '{\\"api_key\\": \\"<key>\\"}'),
+        ("x-api-key: hush", "x-api-key: <key>"),
+        ("password: hush, token=abcdefgh", "password: <key>, token=<key>"),
+        ("aws_secret_access_key = wJalr/bPx", "aws_secret_access_key = <key>"),
         ("--api-key hush --port 1", "--api-key <key> --port 1"),
         ("it was s3cr3tvalue", "it was <key>"),
         ("GPU-1a2b3c4d-1111-2222-3333-1234567890ab", "<serial>"),
@@ -123,6 +148,11 @@ def test_what_is_private_goes(text: str, public: str) -> None:
         "$PWD/duel.XXXXXX $d/bin/ollama",
         "n_ctx_train = 32768, TOKENS: 128, EOS_TOKEN=2",
         "hf:ORG/REPO:FILE ollama:library/qwen3",
+        "CUDA Version: 12.8.0.38, cuDNN 9.1.0.70, driver 25.0.1.2, gcc 13.2.0.1, gcc (GCC) 13.2.0.1, v10.0.1.2",
+        "EOS token = 151645 '<|im_end|>', token: hello, tokens=7, n_tokens: 5, key: general.name",
+        '"api_key": null, "password": "", api key of nobody',
+        "threading.local() at localhost.localdomain and host.docker.internal",
+        "loaded x.gguf CPU/GPU; 100%ab; {{a}}\\n/no_think\\n</tools>",
     ],
 )  # fmt: skip
 def test_what_a_report_is_about_stays(text: str) -> None:
@@ -161,6 +191,45 @@ def test_a_run_gives_away_whose_machine_it_was() -> None:
     told = "trillian at marvin, Tricia McMillan: '../../plans of mine/m.gguf', /mnt/big disk/m.gguf too"
     assert redact(told, private) == "<user> at <host>, <user>: 'm.gguf', m.gguf too"
     assert "confirm" in private.common
+
+
+def test_a_folder_with_a_space_gives_away_those_above_it_and_whose_they_are() -> None:
+    header = {"model": {"name": "m", "file": "/data/Tricia McMillan/models/m.gguf"}}
+    log = "open /mnt/c/Users/Ford Prefect/x.dll\nopen /mnt/c/Users/arthur dent/y\nopen /Volumes/my disk/a b/z"
+    private = learn(Private(), header, [log])
+
+    assert redact("/data/Tricia McMillan/ollama and /data/Tricia McMillan", private) == "ollama and <folder>"
+    assert redact("tricia_mcmillan, Ford Prefect, Arthur Dent", private) == "<user>, <user>, <user>"
+    assert redact("/mnt/c/Users/Ford Prefect and /mnt/c/Users/arthur dent/q", private) == "~ and q"
+    assert redact("/Volumes/my disk/q and /Volumes/my disk", private) == "q and <folder>"
+
+
+def test_what_stands_between_two_paths_is_no_name() -> None:
+    private = learn(Private(), {}, ["/home/ford is at 3 tok/s; /home/arthur and /home/ford/x"])
+
+    assert set(private.users) == {"ford", "arthur"}
+
+
+@pytest.mark.parametrize("name", ["ryzen", "rtx", "nvidia", "ngl", "ncmoe", "moe", "ctk", "q8_0", "linux", "fastllm"])
+def test_what_everybody_has_in_a_machine_or_an_arm_is_nobodys_name(name: str) -> None:
+    header = {
+        "machine": {"cpu": "AMD Ryzen 9 7950X", "gpus": [{"name": "NVIDIA GeForce RTX 3060"}], "system": "Linux 6"},
+        "contenders": [{"engine": {"product": "fastLLM"}}],
+        "plan": {"arms": ["llama-cpp@ncmoe=3,ctk=q8_0"]},
+    }
+    private = learn(Private(users=(name,), hosts=(name,)), header)
+
+    text = f"{name} AMD Ryzen 9, GeForce RTX 3060, nvidia, llama-cpp@ncmoe=3,ctk=q8_0, ngl, moe, fastLLM"
+    assert redact(text, private) == text
+    assert redact(f"/home/{name}/x of /home/{name}", private) == "x of ~"
+    if name != "linux":
+        assert redact(f"user={name} host={name}", private) == "user=<user> host=<host>"
+
+
+def test_a_machine_that_is_called_like_its_owner_makes_no_word_public() -> None:
+    header = {"machine": {"cpu": "zaphod of /home/zaphod/x", "gpus": []}}
+
+    assert redact("zaphod", learn(Private(users=("zaphod",)), header)) == "<user>"
 
 
 def test_what_a_value_is_follows_from_its_key() -> None:
@@ -217,7 +286,7 @@ PIECES = st.sampled_from(
         "-I", "//",
         "/x/y", "C:\\", "http://", "file://", "10.0.0.5", "::1", "fe80::1", "12:34:56:78:9a:bc", "Bearer ",
         "abcdefghij", "?key=", "TOKEN=", "$HOME", "user=", "a b", "é", "\n", "%20", "/dev/", "/api/", "machine-id: ",
-        DIGEST, "10:27:15",
+        DIGEST, "10:27:15", "\\n", "\x1b[32m", "%2F", "password: ", "nas.lan", "Version: ", "A B/",
     ]
 )  # fmt: skip
 TEXTS = st.lists(PIECES | st.text(max_size=4), max_size=12).map("".join)

@@ -49,7 +49,7 @@ def judged(comparison: Comparison, word: verdict.Word, ratio: float, state: verd
     [
         ("SAME", 1.0, "llama-cpp (1.00×, 0.98–1.02) decodes at the same speed as ollama within 3 %", "Take either.",
          ["ollama", "llama-cpp"]),
-        ("DIFFERENT", 1.5, "llama-cpp (1.50×, 1.47–1.53) is faster than ollama", "Take llama-cpp, the farthest ahead.",
+        ("DIFFERENT", 1.5, "llama-cpp (1.50×, 1.47–1.53) is faster than ollama", "Take llama-cpp, shown to be faster.",
          ["llama-cpp"]),
         ("DIFFERENT", 0.5, "llama-cpp (0.50×, 0.49–0.51) is slower than ollama", "Take ollama, the fastest here.",
          ["ollama"]),

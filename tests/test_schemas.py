@@ -351,6 +351,66 @@ def test_a_document_that_means_something_else_is_refused(
     assert not validator(name).is_valid(document)
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("format",), 2),
+        (("plan", "format"), 2),
+        (("started",), "yesterday"),
+        (("started",), "2026-01-01 00:00"),
+        (("plan_digest",), "zz"),
+        (("plan_digest",), "A" * 64),
+        (("plan", "weights_digest"), ""),
+        (("model", "sha256"), "0" * 63),
+        (("model", "size_bytes"), -1),
+        (("contenders", 0, "weights_digest"), "w" * 64),
+        (("contenders", 0, "realised", "buffers", 0, "bytes"), -1),
+        (("machine", "memory_bytes"), -1),
+    ],
+)
+def test_a_header_that_we_never_write_is_refused(path: tuple[Any, ...], value: object, runs: tuple[Path, Path]) -> None:
+    header = json.loads((runs[0] / "run.json").read_text("utf-8"))
+    assert validator("run").is_valid(header)
+    node = header
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+
+    assert not validator("run").is_valid(header)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("sample", ("sample", "status"), -200),
+        ("sample", ("sample", "sent_ns"), -1),
+        ("sample", ("sample", "chunk_ns"), [-1]),
+        ("sample", ("sample", "max_tokens"), -16),
+        ("load", ("started_unix_s",), -1.0),
+        ("load", ("block",), -1),
+        ("load", ("weights_digest",), "zz"),
+    ],
+)
+def test_a_line_that_we_never_write_is_refused(
+    kind: str, path: tuple[str, ...], value: object, runs: tuple[Path, Path]
+) -> None:
+    lines = map(json.loads, (runs[0] / "samples.jsonl").read_text("utf-8").splitlines())
+    line = next(each for each in lines if each["kind"] == kind)
+    node = line
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+
+    assert not validator("sample").is_valid(line)
+
+
+def test_what_an_engine_says_of_itself_is_taken_as_it_is(runs: tuple[Path, Path]) -> None:
+    line = json.loads((runs[0] / "samples.jsonl").read_text("utf-8").splitlines()[0])
+    line["sample"] |= {"usage": line["sample"]["usage"] | {"prompt_tokens": -1, "decode_s": -0.5}, "chunk_tokens": [-1]}
+
+    assert problems("sample", line) == []
+
+
 def test_a_line_of_another_format_or_kind_is_refused(runs: tuple[Path, Path]) -> None:
     line = json.loads((runs[0] / "samples.jsonl").read_text("utf-8").splitlines()[0])
     assert validator("sample").is_valid(line)

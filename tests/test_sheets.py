@@ -20,6 +20,7 @@ from harness.facts import row_json
 from harness.measure import Sample
 from harness.plan import ArmStatus, Status
 from harness.record import Run
+from harness.words import plain
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("run.json"))
@@ -130,7 +131,13 @@ def test_a_run_of_which_nothing_is_judged_is_a_header(tmp_path: Path) -> None:
     assert next(iter(sheets.sheet(comparison))).startswith("run,arm,")
 
 
-@pytest.mark.parametrize("evil", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", " =1", '=HYPERLINK("http://x","y")'])
+@pytest.mark.parametrize(
+    "evil",
+    ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", '=HYPERLINK("http://x","y")', "\N{FULLWIDTH EQUALS SIGN}1"]
+    # signs that `plain` takes away, so that what stood behind them comes first
+    + [f"{gone}=1" for gone in ("\u200b", "\ufeff", "\x01", "\x1b", "\xad", "\u2028", "\xa0", "\u202e\u200b ")]
+    + ["\u2060@SUM(1)"],
+)
 def test_text_is_no_formula_and_numbers_stay_numbers(evil: str) -> None:
     missing = contender(
         "ollama", status=ArmStatus(Status.UNAVAILABLE, "no"), placement=evil, engine=None, realised=None
@@ -138,7 +145,8 @@ def test_text_is_no_formula_and_numbers_stay_numbers(evil: str) -> None:
     comparison = compare(played(a_header(*map(contender, TPS), missing)))
     found = drawn(comparison, "arms")[-1]
 
-    assert found["placement"] == f"'{evil.strip()}"
+    assert found["placement"] == f"'{plain(evil)}"
+    assert found["placement"][1] in "=+-@\N{FULLWIDTH EQUALS SIGN}"
     assert sheets._cell(-0.5) == -0.5
     assert sheets._cell(-7) == -7
 

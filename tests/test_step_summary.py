@@ -107,6 +107,27 @@ def test_the_page_is_added_to_by_run_and_compare(page: Path, model: Path, tmp_pa
     assert "The same run:" in whole
 
 
+@pytest.mark.parametrize(
+    ("left", "then"), [("said before", "said before\n"), ("said before\n", "said before\n"), ("", ""), (None, "")]
+)
+def test_what_is_added_begins_on_a_line_of_its_own(left: str | None, then: str, page: Path, before: Comparison) -> None:
+    page.unlink()
+    if left is not None:
+        page.write_text(left)
+
+    step_summary.append_summary(print, before)
+
+    assert page.read_text().startswith(f"{then}### llamaduel: ")
+
+
+def test_two_runs_with_only_their_reference_in_common_say_so(before: Comparison) -> None:
+    other = compare(played(later(*map(contender, ("llama-cpp", "llama-cpp@ngl=99"))), folder=Path("after")))
+    html = rendered(step_summary.summarize(None, compare_runs(before, other)))
+
+    assert "<h3>llamaduel: nothing decided" in html
+    assert "only the reference, llama-cpp, is in both runs, and no arm to compare through it" in html
+
+
 def test_pytest_adds_to_it_too(page: Path, model: Path, tmp_path: Path) -> None:
     (tmp_path / "test_duel.py").write_text(
         "import pytest\n@pytest.mark.duel\ndef test_decode(arm, replay): replay('decode')\n"

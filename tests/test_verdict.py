@@ -122,6 +122,7 @@ def test_levels_say_over_what_they_hold() -> None:
     assert verdict.level(4, 1).words == "joint 95 % over 4 looks and 1 contrast"
     assert verdict.level(1, 1, look_alpha=0.05).words == "joint 95 % over 1 look and 1 contrast"
     assert verdict.level(7, 1, look_alpha=0.05).words == "joint 65 % over 7 looks and 1 contrast"
+    assert verdict.level(7, 0).words == "joint 95 % over 7 looks", "one arm alone is compared with nothing"
     assert verdict.level(0, 3).words == "95 %, no claim"
     assert verdict.contrast(*around(0, 0.01), 0.05).level == "95 %"
     assert verdict.contrast(*around(0, 0.01), 0.0125).level == "98.75 %"

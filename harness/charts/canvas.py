@@ -14,7 +14,9 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeAlias
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from harness.compare import Comparison
@@ -32,6 +34,7 @@ MARK_PX = 4.5  # from the middle of a mark to its border
 NAMES_PX = 190  # of the longest name of an arm before it is wrapped
 NAME_LINES = 4
 BRIEF = 60  # signs of a name within a sentence
+NEAR_PT = 0.75  # one pixel, between two matplotlibs that draw the same
 
 # Okabe and Ito, which stay apart for the colour-blind; each with what it is on a dark page.
 TEXT, FAINT, GRID, BAND = "#1f2328", "#59636e", "#d8dee4", "#eaeef2"
@@ -320,17 +323,76 @@ def darken(svg: str) -> str:
 
 
 def is_same(written: str, drawn: str) -> bool:
-    """Whether a chart is the one that was drawn now: to the letter, or in all words if by another matplotlib."""
-    if _drawn_by(written) == _drawn_by(drawn):
+    """Whether a chart is the one that was drawn now: to the letter, or nearly if by another matplotlib.
+
+    Nearly is: the same elements with the same attributes and texts, and each number no further off than `NEAR_PT`.
+    """
+    if drawn_by(written) == drawn_by(drawn):
         return written == drawn
-    return _words(written) == _words(drawn) and "<script" not in written
+    if "<!" in written or "<?" in written:  # an entity could be anything
+        return False
+    try:
+        ours, theirs = ElementTree.fromstring(drawn), ElementTree.fromstring(written)
+    except ElementTree.ParseError:
+        return False
+    names: dict[str, str] = {}
+    pairs = zip_longest(_flat(ours, names), _flat(theirs, {}))
+    return all(one is not None and other is not None and _is_near(one, other) for one, other in pairs)
 
 
-def _drawn_by(svg: str) -> str | None:
-    found = re.search(r'data-matplotlib="([^"]*)"', svg)
+def drawn_by(svg: str) -> str | None:
+    """The version of the matplotlib that it says drew it."""
+    found = re.match(r'<svg [^>]*?data-matplotlib="([\w.+-]{1,40})"', svg)
     return found[1] if found else None
 
 
-def _words(svg: str) -> list[str]:
-    """All labels and numbers, in order; where they stand is for each matplotlib to say."""
-    return re.findall(r">([^<>]+)</(?:text|tspan)>", svg)
+_Place: TypeAlias = tuple[str, bool, dict[str, str], str, str]
+
+
+def _flat(root: ElementTree.Element, names: dict[str, str]) -> Iterator[_Place]:
+    """Every element in order, with how deep it stands: tag, whether it defines, attributes, text, text behind it.
+
+    What is defined is called by its number, for its name is a digest of where the lines run.
+    """
+
+    def numbered(found: re.Match[str]) -> str:
+        return names.setdefault(found[0], f"#{len(names)}")
+
+    def walk(element: ElementTree.Element, depth: int, defines: bool) -> Iterator[_Place]:
+        defines = defines or element.tag.endswith("}defs")
+        facts = {
+            name: " ".join(re.sub(r"\b[mph][0-9a-f]{10}(?:-dark)?\b", numbered, value).split())
+            for name, value in element.attrib.items()
+            if (depth, name) != (0, "data-matplotlib")
+        }
+        text, behind = ((each or "").strip(" \n") for each in (element.text, element.tail))
+        yield f"{depth} {element.tag}", defines, facts, text, behind
+        for inner in element:
+            yield from walk(inner, depth + 1, defines)
+
+    return walk(root, 0, False)
+
+
+def _is_near(one: _Place, other: _Place) -> bool:
+    tag, defines, facts, *texts = one
+    if [tag, defines, *texts] != [other[0], other[1], *other[3:]] or facts.keys() != other[2].keys():
+        return False
+    return all(_is_near_value(name, value, other[2][name], defines) for name, value in facts.items())
+
+
+def _is_near_value(name: str, one: str, other: str, defines: bool) -> bool:
+    """Numbers of places may differ a little, those of a mark's shape and of a style not; all else is equal."""
+    if name == "transform":
+        moved = re.compile(r"translate\(([^()]*)\)")
+        if moved.sub("translate()", one) != moved.sub("translate()", other):
+            return False
+        one, other = (" ".join(moved.findall(value)) for value in (one, other))
+    near = NEAR_PT if name in PLACES and not (defines and name == "d") else 0.01
+    if _NUMBER.sub("0", one) != _NUMBER.sub("0", other):
+        return False
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return all(abs(float(a) - float(b)) <= near for a, b in pairs)
+
+
+PLACES = frozenset({"d", "x", "y", "width", "height", "viewBox", "points", "transform"})
+_NUMBER = re.compile(r"(?<![\w#.])-?\d+(?:\.\d*)?(?:e[+-]?\d+)?")

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from harness import plan
 from harness.charts.canvas import (
     BAND,
     BLUE,
@@ -72,9 +71,9 @@ class _Load:
 
 def finding(comparison: Comparison) -> str | None:
     """In one sentence; None where no arm has two loads that count: one alone is off nothing."""
-    if all(len(row.loads) < 2 for row in all_rows(comparison)):
-        return None
     judged = [load for load in _loads(comparison) if load.kind.is_judged]
+    if not judged or all(len(row.loads) < 2 for row in all_rows(comparison)):
+        return None
     far = max(math.expm1(abs(load.off)) for load in judged if load.off is not None)
     drift = comparison.judgement.drift
     told = "" if drift is None else "; the speed drifts" if drift.flagged else "; no drift is shown"
@@ -181,21 +180,19 @@ def _draw_key(sheet: Sheet, kinds: Sequence[_Kind]) -> None:
 
 def _loads(comparison: Comparison) -> list[_Load]:
     """Of all blocks, in time order."""
-    run, drawn = comparison.run, comparison.header.plan
-    outcomes = outcomes_of(run)
-    judged = {(each.block, each.attempt, each.label) for its in plan.kept(drawn, outcomes).values() for each in its}
-    records = [load for load in run.loads if load.stage == "block"]
-    began = min(load.started_unix_s for load in records)
+    judged = {(row.arm, load.block, load.minutes) for row in all_rows(comparison) for load in row.loads}
+    records = [load for load in comparison.run.loads if load.stage == "block"]
+    began = min((load.started_unix_s for load in records), default=0.0)
     found = []
-    for load, outcome in zip(records, outcomes, strict=True):
+    for load, outcome in zip(records, outcomes_of(comparison.run), strict=True):
+        name, minutes = _name(comparison, load.label), (load.started_unix_s - began) / 60
         if outcome.value is None:
             kind = _Kind.BROKEN
-        elif (outcome.block, outcome.attempt, outcome.label) not in judged:
+        elif (name, load.block, minutes) not in judged:
             kind = _Kind.SET_ASIDE
         else:
             kind = _Kind.DISTURBED if outcome.disturbed else _Kind.JUDGED
-        minutes, block = (load.started_unix_s - began) / 60, (load.block, load.attempt)
-        found.append(_Load(_name(comparison, load.label), block, minutes, kind, outcome.value, None))
+        found.append(_Load(name, (load.block, load.attempt), minutes, kind, outcome.value, None))
     medians = {name: _median(found, name) for name in {load.name for load in found}}
     return sorted(
         (
