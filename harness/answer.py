@@ -15,6 +15,7 @@ from harness.verdict import Contrast, telling
 from harness.words import NONE, count, percent, plain, spread
 
 ANSWER_ARMS = 4  # more than these are in the table only
+TOO_WIDE = 0.1  # arms not told apart within more than this may differ by what one would care about
 
 
 def answer(comparison: Comparison) -> str:
@@ -97,7 +98,8 @@ def _ratio_of(row: Row) -> tuple[float, float, float]:
 
 def _advice(comparison: Comparison) -> str:
     """The next step for one who has to choose."""
-    if comparison.state.word == "SCREENING" and comparison.finished and _claims(comparison):
+    compared = any(each.word == "SCREENING" for each in comparison.judgement.contrasts.values())
+    if comparison.state.word == "SCREENING" and comparison.finished and compared:
         more = "a longer --budget" if comparison.header.options.get("budget") else "--preset confirm"
         return f"Run it with {more} before you choose by it."
     rows, search = best(comparison), comparison.header.search
@@ -115,7 +117,11 @@ def _advice(comparison: Comparison) -> str:
     if "DIFFERENT" in words or len(rows) < 1 + sum(row.contrast is not None for row in comparison.rows):
         return f"Take {', '.join(names[:-1])} or {names[-1]}: none of them is shown to be faster."
     either, none = ("either", "Neither") if len(rows) == 2 else ("any", "None of them")
-    return f"Take {either}." if words == {"SAME"} else f"{none} is shown to be faster: take {either}."
+    if words == {"SAME"}:
+        return f"Take {either}."
+    wide = max((row.contrast.attained_margin or 0.0 for row in rows if row.contrast is not None), default=0.0)
+    then = f"take {either}" if wide <= TOO_WIDE else "measure longer, or on a quieter machine, before you choose"
+    return f"{none} is shown to be faster: {then}."
 
 
 def candidates(search: Search) -> str:

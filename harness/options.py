@@ -133,7 +133,7 @@ class Options:
         "confirm", _one_of("quick", "confirm"), "quick: 2 blocks and no claims; confirm: 6 to 24 blocks", "PRESET"
     )
     budget: float | None = _option(
-        None, _minutes, "time for the blocks, as in 20min: fixes how many; repeated ones come on top", "TIME"
+        None, _minutes, "time for the blocks, as in 20min or 90s: fixes how many; repeated ones come on top", "TIME"
     )
     settings: str = _option(
         "matched", _one_of("matched", "stock"), "matched: equal on all arms; stock: each engine as shipped", "SET"

@@ -45,7 +45,7 @@ def report(comparison: Comparison) -> str:
     header = comparison.header
     drawn = {kind: [_picture(each) for each in pictures(comparison) if each.kind == kind] for kind in KINDS}
     blocks = (
-        f"# {markdown(header.model.name)}: {markdown(_arms(comparison))}",
+        f"# {markdown(_arms(comparison))} on {markdown(header.model.name)}",
         _watermark(comparison),
         markdown(answer(comparison)),
         *_paste(comparison),
@@ -382,6 +382,7 @@ def _left_out(comparison: Comparison) -> list[str]:
 def _placements(comparison: Comparison) -> str:
     headers = (
         "arm",
+        "placement",
         "device weights",
         "device KV",
         "device compute",
@@ -397,6 +398,7 @@ def _placements(comparison: Comparison) -> str:
         [
             (
                 row.arm,
+                row.placement,
                 *_where(row),
                 memory(row.vram_bytes),
                 memory(row.rss_bytes),
@@ -412,7 +414,7 @@ def _placements(comparison: Comparison) -> str:
 
 PLACED = (
     "Predicted from the file before anything was loaded / realised by what the engine reported; compute buffers are "
-    "predicted about. Where the engine chose, nothing was predicted. VRAM is what the driver saw, with its own share."
+    "predicted roughly. Where the engine chose, nothing was predicted. VRAM is what the driver saw, with its own share."
 )
 
 

@@ -177,10 +177,12 @@ def _onwards(comparison: Comparison, width: int) -> list[str]:
         lines.append(_filled("Next: mend what the state names and run it again; `publish` refuses it.", width, "  "))
     elif needed and len(best(comparison)) > 1:
         margin, most = percent(comparison.header.plan.margin), PRESETS["confirm"]
-        capped = comparison.header.plan.max_blocks < most
-        more = f"a longer --budget gives up to {most}" if capped else "on a quieter machine fewer"
+        capped = comparison.header.plan.max_blocks < needed <= most
+        more = (
+            f"a longer --budget gives up to {most}" if capped else "on a quieter machine fewer (`llamaduel doctor`)"
+        )
         lines.append(_filled(f"Next: to tell {margin} apart takes {needed} blocks at this noise; {more}.", width, "  "))
-    return [*lines, *([_labelled("Share it", f"llamaduel publish {place}", width)] if state != "RED" else [])]
+    return [*lines, *([_labelled("Share it", f"llamaduel publish {place}", width)] if comparison.state.ranks else [])]
 
 
 def _labelled(label: str, command: str, width: int) -> str:

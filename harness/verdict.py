@@ -597,7 +597,8 @@ def state(
     elif twin.contrast.word not in ("SAME", "SCREENING"):
         attained = _beside(twin.contrast.attained_margin or 0.0, margin)
         amber.append(f"Two copies of the reference are the same only within {attained}, not {_percent(margin)}.")
-    if drift is not None and abs(drift.per_block) > margin:
+    by_chance = n < FEWEST_BLOCKS and drift is not None and drift.p_slope >= DRIFT_P  # a line through two blocks
+    if drift is not None and abs(drift.per_block) > margin and not by_chance:
         red.append(
             f"Speed drifts by {_signed(drift.per_block)} during one block ({_signed(drift.per_minute)} a minute), "
             f"more than the margin of {_percent(margin)}."

@@ -112,13 +112,11 @@ def _narrow(made: Mapping[str, Any], name: str) -> None:
 def _narrow_field(node: Any, field: str) -> None:
     for each in [*node.get("anyOf", ()), *([node["items"]] if "items" in node else [])]:
         _narrow_field(each, field)
-    match node.get("type"):
-        case "string" | "integer" if field in NARROWER:
-            node.update(NARROWER[field])
-        case "integer":
-            node["minimum"] = 0
-        case "number" if field.endswith(ELAPSED):
-            node["minimum"] = 0
+    kind = node.get("type")
+    if kind in ("string", "integer") and field in NARROWER:
+        node.update(NARROWER[field])
+    elif kind == "integer" or (kind == "number" and field.endswith(ELAPSED)):
+        node["minimum"] = 0
 
 
 def _close(node: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -21,6 +22,10 @@ with contextlib.suppress(ModuleNotFoundError):  # `pytest --benchmark-only` need
 
 # A shell without job control starts background jobs deaf to Ctrl-C, and their children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if importlib.util.find_spec("hypothesis") is None:  # a user's environment: there are benchmarks and no tests
+    collect_ignore_glob = ["test_*.py", "truth/*"]
 
 
 @pytest.fixture(autouse=True)

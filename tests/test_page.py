@@ -123,7 +123,7 @@ def test_a_page_tells_language_width_colours_and_title(report: str) -> None:
     named = {each.get("name"): each["content"] for each in found.all("meta") if "content" in each}
     assert named["viewport"] == "width=device-width, initial-scale=1"
     assert named["color-scheme"] == "light dark"
-    assert "<title>m: llama-cpp, llama-cpp@cpu-moe" in made
+    assert "<title>llama-cpp, llama-cpp@cpu-moe" in made
     assert "<title>a &lt;b&gt;</title>" in page(report, {}, title="a <b>")
 
 

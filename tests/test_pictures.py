@@ -522,7 +522,7 @@ def test_memory_is_told_in_numbers_and_words_and_what_nobody_told_is_a_dash(whol
     assert told.count("–") == 2, "the arm that never started, on both sides"
     assert not [text for text in told if text.startswith("0 B")]
     assert alt(whole, "memory") == (
-        "On the device 1.75 GiB to 3.75 GiB, as predicted; nothing was predicted for 4 arms"
+        "On the device 1.75 GiB to 3.75 GiB, as predicted; nothing was predicted for 2 arms"
     )
 
 

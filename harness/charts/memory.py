@@ -139,8 +139,8 @@ def finding(comparison: Comparison) -> str | None:
     span = f"On the device {most if least == most else f'{least} to {most}'}"
     if wrong:
         return f"{span}; {named(wrong)} {'is' if len(wrong) == 1 else 'are'} not as predicted"
-    if len(both) < len(rows):
-        unsaid = f"nothing was predicted for {count(len(rows) - len(both), 'arm')}"
+    if silent := sum(said is None and seen is not None for _, said, seen in told):
+        unsaid = f"nothing was predicted for {count(silent, 'arm')}"
         return f"{span}, as predicted; {unsaid}" if both else f"{span}; nothing was predicted"
     return f"{span}, as predicted"
 
