@@ -178,9 +178,7 @@ def _onwards(comparison: Comparison, width: int) -> list[str]:
     elif needed and len(best(comparison)) > 1:
         margin, most = percent(comparison.header.plan.margin), PRESETS["confirm"]
         capped = comparison.header.plan.max_blocks < needed <= most
-        more = (
-            f"a longer --budget gives up to {most}" if capped else "on a quieter machine fewer (`llamaduel doctor`)"
-        )
+        more = f"a longer --budget gives up to {most}" if capped else "on a quieter machine fewer (`llamaduel doctor`)"
         lines.append(_filled(f"Next: to tell {margin} apart takes {needed} blocks at this noise; {more}.", width, "  "))
     return [*lines, *([_labelled("Share it", f"llamaduel publish {place}", width)] if comparison.state.ranks else [])]
 
