@@ -224,6 +224,16 @@ class Sheet:
         if below is not None:
             self.text(EDGE_PX, base, below, points=SMALL_PT, color=FAINT)
 
+    def rows(self, names: Sequence[Sequence[str]], row_px: float) -> list[float]:
+        """A row for each name, as high as its lines need; the middles of all."""
+        middles = []
+        for name in names:
+            height = max(row_px, 13 * len(name) + 8)
+            middles.append(self.y + height / 2)
+            self.names(middles[-1], name)
+            self.y += height
+        return middles
+
     def line(self, xs: Sequence[float], ys: Sequence[float], color: str, width: float = 1.0, **facts: Any) -> None:
         """Through the points, in order; broken at a nan."""
         self.axes.plot(xs, ys, color=color, linewidth=width, **({"clip_on": False, "zorder": 2} | facts))

@@ -164,12 +164,8 @@ def draw(comparison: Comparison) -> str:
     words = sum(plot.words_px for plot in plots) + APART_PX * (len(plots) - 1)
     byte_px = (WIDTH_PX - EDGE_PX - start - words) / sum(plot.most for plot in plots)
     sheet.y += 14
-    top, middles = sheet.y, []
-    for name in lines:
-        height = max(ROW_PX, 13 * len(name) + 8)
-        middles.append(sheet.y + height / 2)
-        sheet.names(middles[-1], name)
-        sheet.y += height
+    top = sheet.y
+    middles = sheet.rows(lines, ROW_PX)
     for plot in plots:
         _draw_plot(sheet, plot, start, byte_px, middles, (top, sheet.y))
         start += plot.most * byte_px + plot.words_px + APART_PX

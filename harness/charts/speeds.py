@@ -57,12 +57,8 @@ def draw(comparison: Comparison) -> str:
     sheet.text(start, sheet.y + 10, "prefill, tok/s", points=SMALL_PT, weight="bold")
     sheet.text(start + half + APART_PX, sheet.y + 10, "decode, tok/s", points=SMALL_PT, weight="bold")
     sheet.y += 18
-    top, middles = sheet.y, []
-    for name in lines:
-        height = max(ROW_PX, 13 * len(name) + 6)
-        middles.append(sheet.y + height / 2)
-        sheet.names(middles[-1], name)
-        sheet.y += height
+    top = sheet.y
+    middles = sheet.rows(lines, ROW_PX)
     bottom = sheet.y
     prefill = [(row.prefill_tps, _text(row.prefill_tps)) for row in rows]
     decode = [(row.decode_tps, _text(row.decode_tps) + " !" * bool(row.flags)) for row in rows]
