@@ -86,8 +86,21 @@ def preview_run(options: Options, watch: Watch) -> Preview:
         "arms": [_arm(each) for each in field.contenders],
         "loads": {"fewest": fewest * copies, "most": most * copies},
         "minutes": _minutes(known_run, fewest, most),
-        "notes": [*notes(field), *_budget_notes(options, known_run, most, copies)],
+        "notes": [*notes(field), *_blind(running), *_budget_notes(options, known_run, most, copies)],
     }
+
+
+def _blind(running: Sequence[Contender]) -> Iterator[str]:
+    """Arms that would be placed on a stand-in device which their engine does not see: a run finds them VOID."""
+    arms: dict[str, list[str]] = {}
+    for each in running:
+        if each.settings.stand_in_bytes is not None and each.engine is not None and not each.engine.rpc:
+            arms.setdefault(str(each.engine), []).append(each.arm)
+    for engine, named in arms.items():
+        yield (
+            f"{engine} has no RPC and does not see the stand-in device, so {', '.join(named)} will be VOID; "
+            "`llamaduel engines list` says what has"
+        )
 
 
 def _arm(each: Contender) -> PlannedArm:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import short_run
+from played_run import OTHER, THIRD, contender, engine
 
 from harness import listings, preview, process, record, synth, walk
 from harness import machine as machines
 from harness import model as models
 from harness.cli import main
+from harness.contract import Settings
 from harness.display import quiet
 from harness.options import Options
 from harness.testing import engines
@@ -260,3 +262,14 @@ def test_a_plan_does_not_read_the_weights(model: Path, tmp_path: Path) -> None:
         (facts,) = (process.cache_dir() / "models").iterdir()
 
     assert json.loads(facts.read_bytes())["digest"] == ""
+
+
+@pytest.mark.parametrize("rpc", [True, False])
+def test_arms_on_a_stand_in_that_their_engine_does_not_see_are_named(rpc: bool) -> None:
+    """As the embedded wheel: it takes the placement and has no device to put it on."""
+    settings = Settings(stand_in_bytes=12 << 30)
+    arms = [contender(arm, settings=settings, engine=engine(rpc=rpc)) for arm in (OTHER, THIRD)]
+
+    notes = list(preview._blind(arms))
+
+    assert [f"{OTHER}, {THIRD} will be VOID" in note for note in notes] == [True] * (not rpc)
