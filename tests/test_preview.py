@@ -136,8 +136,8 @@ def ran(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = walk.duel(options(model, folder / "runs"), quiet).run
         assert models.load(model).file.digest, "known from now on"
     header = json.loads((run.folder / record.HEADER).read_text("utf-8"))
-    for contender in header["contenders"]:
-        contender["status"] = {"word": "OK", "reason": "", "alias_of": None}
+    for each in header["contenders"]:
+        each["status"] = {"word": "OK", "reason": "", "alias_of": None}
     (run.folder / record.HEADER).write_text(json.dumps(header), "utf-8")
     lines = [json.loads(line) for line in (run.folder / record.LINES).read_text("utf-8").splitlines()]
     for line in lines:
