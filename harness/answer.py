@@ -237,14 +237,14 @@ def ceiling_share_of(row: Row) -> str:
 
 
 def best_commands(comparison: Comparison) -> list[tuple[str, str]]:
-    """Arm and command, to paste: of the best, one for each engine, and of a search the same placement on others."""
+    """Arm and command, to paste: of the best, one for each engine; of a search what it found too, on each engine."""
     search, rows = comparison.header.search, [row for row in best(comparison) if row.command]
     if search is not None:
-        return [(row.arm, row.command or "") for row in rows[:1]] + [
-            each for row in rows[:1] for each in search.elsewhere.get(row.arm, {}).items()
-        ]
-    first = {row.arm.partition("@")[0].partition(",")[0]: row for row in reversed(rows)}
-    return [(row.arm, row.command or "") for row in rows if row in first.values()]
+        found = [row for row in comparison.best[:1] if row.command]
+        first = {row.arm: row.command or "" for row in (*rows[:1], *found)}
+        return [*first.items(), *(each for row in found for each in search.elsewhere.get(row.arm, {}).items())]
+    leaders = {row.arm.partition("@")[0].partition(",")[0]: row for row in reversed(rows)}
+    return [(row.arm, row.command or "") for row in rows if row in leaders.values()]
 
 
 # ── rows and what is in none of them ────────────────────────────────────────────────────────

@@ -111,11 +111,16 @@ def test_the_find_ends_with_a_command_for_each_engine_that_can_be_told(layered: 
         assert comparison.best[0].arm in search.chosen
         from harness.terminal import table
 
-        drawn = table(comparison)
-        arm = comparison.best[0].arm
-        assert f"To run {arm} by hand (ollama@{arm.partition('@')[2]} in the report):\n" in drawn
-        assert "ollama run duel --verbose)\n" in (comparison.run.folder / "report.md").read_text()
-        assert f"--n-cpu-moe {comparison.best[0].arm.rpartition('=')[2]}" in drawn
+        drawn, report = table(comparison), (comparison.run.folder / "report.md").read_text()
+        arm, faster = comparison.best[0].arm, comparison.row("ollama").contrast
+        on_ollama = f"ollama@{arm.partition('@')[2]}"
+        if faster is not None and faster.word == "DIFFERENT" and faster.ratio > 1:
+            assert "Take ollama, shown to be faster." in drawn
+            assert f"To run ollama by hand ({arm} and {on_ollama} in the report):\n" in drawn
+        else:
+            assert f"To run {arm} by hand ({on_ollama} in the report):\n" in drawn
+        assert "ollama run duel --verbose)\n" in report
+        assert f"--n-cpu-moe {arm.rpartition('=')[2]}" in report.partition("## Can it be trusted")[0]
 
 
 def test_a_run_without_a_search_has_no_best(layered: Path, tmp_path: Path) -> None:
