@@ -15,7 +15,6 @@ from harness.answer import (
     memory_of,
     not_counted,
     status_of,
-    word_of,
 )
 from harness.charts import Picture, pictures
 from harness.compare import Comparison, Row, all_rows
@@ -27,8 +26,22 @@ from harness.placement import Cell, held_bytes
 from harness.plan import Status
 from harness.record import LoadRecord
 from harness.sizes import format_bytes
-from harness.terminal import grid
-from harness.words import NONE, attribute, code, count, fenced, markdown, memory, number, percent, ratio, span, spread
+from harness.terminal import outcome_grid
+from harness.words import (
+    NONE,
+    attribute,
+    code,
+    count,
+    fenced,
+    markdown,
+    markdown_table,
+    memory,
+    number,
+    percent,
+    ratio,
+    span,
+    spread,
+)
 
 STOPPED = "It was stopped; `llamaduel run --resume` with this folder goes on with it."
 KINDS = ("ratios", "speeds", "curve", "memory", "loads")  # of pictures
@@ -37,13 +50,15 @@ LIMITS = (
     "It is about this machine, these builds, this model, these prompts and this context. "
     "Speed says nothing about the quality of answers.",
 )
-ELSEWHERE = frozenset({"placement", "VRAM", "on device", "on host", "RSS", "memory", "status"})  # sections of their own
+ELSEWHERE = frozenset({"placement", "VRAM", "on device", "on host", "RSS", "memory"})  # sections of their own
 
 
 def report(comparison: Comparison) -> str:
     """The report in GitHub-flavoured Markdown; a function of the run folder alone."""
     header = comparison.header
-    drawn = {kind: [_picture(each) for each in pictures(comparison) if each.kind == kind] for kind in KINDS}
+    drawn: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    for each in pictures(comparison):
+        drawn[each.kind].append(_picture(each))
     blocks = (
         f"# {markdown(_arms(comparison))} on {markdown(header.model.name)}",
         _watermark(comparison),
@@ -54,7 +69,7 @@ def report(comparison: Comparison) -> str:
         _integrity(comparison),
         *_notes(comparison),
         "## Comparison",
-        _table(*_grid(comparison)),
+        markdown_table(*_grid(comparison)),
         "Ratios are decode speeds against the reference. Intervals of tok/s and of a ratio answer different questions: "
         "compare arms by their ratio only.",
         *drawn["ratios"],
@@ -98,13 +113,6 @@ def _arms(comparison: Comparison) -> str:
     )
 
 
-def _table(headers: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
-    from tabulate import tabulate
-
-    shown = [[markdown(cell) for cell in line] for line in cells]
-    return str(tabulate(shown, [markdown(name) for name in headers], tablefmt="github", disable_numparse=True))
-
-
 def _watermark(comparison: Comparison) -> str:
     """What nobody who quotes this report may miss."""
     state = comparison.state
@@ -129,9 +137,7 @@ def _state(comparison: Comparison) -> list[str]:
 
 def _grid(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """The table in llama-bench's words; memory and reasons have sections of their own."""
-    headers, cells = grid(comparison, tuple(ELSEWHERE))
-    missing = {row.arm: word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
-    cells = [[*line[:-1], missing.get(line[0], line[-1])] for line in cells]  # the verdict is last
+    headers, cells = outcome_grid(comparison, tuple(ELSEWHERE))
     words = {"decode tok/s": f"{_tg(comparison)} tok/s", "prefill tok/s": f"{_pp(comparison)} tok/s"}
     return [words.get(name, name) for name in headers], cells
 
@@ -164,7 +170,7 @@ def _as_llama_bench(comparison: Comparison) -> list[str]:
     return [
         "In the form of llama-bench: mean and standard deviation, here over loads. The answers follow the prompt, "
         "which it calls depth.",
-        _table(("arm", "test", "t/s", "loads"), cells),
+        markdown_table(("arm", "test", "t/s", "loads"), cells),
     ]
 
 
@@ -178,7 +184,7 @@ def _search(comparison: Comparison) -> list[str]:
         f"{candidates(search)} by {code(search.over)}, one candidate each, searched in "
         f"{count(sum(each.loads for each in search.tried), 'load')}. The search only picks: its speeds are in the "
         "samples and are no result.",
-        _table(("try", "arm", "outcome", "device memory", "loads"), rows),
+        markdown_table(("try", "arm", "outcome", "device memory", "loads"), rows),
         f"Confirmed with fresh loads: {' and '.join(map(code, search.chosen))}.",
     ]
     reasons = {each.arm: each.status.reason for each in search.tried if each.status.reason}
@@ -229,7 +235,7 @@ def _integrity(comparison: Comparison) -> str:
         ("plan, hashed before block 1", header.plan_digest),
         ("weights digest", header.model.digest),
     ]
-    return _table(("check", "result"), rows)
+    return markdown_table(("check", "result"), rows)
 
 
 def _between_loads(comparison: Comparison) -> list[tuple[str, str]]:
@@ -356,7 +362,7 @@ def _verdicts(comparison: Comparison) -> list[str]:
         f"blocks that find {percent(drawn.margin)}",
         "ratio without any one pair of blocks",
     )
-    return ["Each comparison that was declared before the run:", _table(headers, rows)]
+    return ["Each comparison that was declared before the run:", markdown_table(headers, rows)]
 
 
 def _failures(comparison: Comparison) -> list[str]:
@@ -393,7 +399,7 @@ def _placements(comparison: Comparison) -> str:
         "weights digest",
         "engine",
     )
-    return _table(
+    return markdown_table(
         headers,
         [
             (
@@ -530,7 +536,7 @@ def _physics(comparison: Comparison) -> str:
         "is wrong."
         if bounded
         else "",
-        _table(headers, cells) if bounded else "",
+        markdown_table(headers, cells) if bounded else "",
         ". ".join(speeds) + "." if speeds and bounded else "",
         "\n".join(f"- No share for {', '.join(map(code, arms))}: {markdown(why)}." for why, arms in reasons.items()),
     ]
@@ -560,7 +566,7 @@ def _parity(comparison: Comparison) -> str:
         gaps.setdefault(", ".join(arm for arm in arms if each.values[arm] is None), []).append(spoken(each.setting))
     parts = [
         "**Unexplained:**\n\n" + "\n".join(loud) if loud else "",
-        _table(("setting", *arms), cells) if cells else "",
+        markdown_table(("setting", *arms), cells) if cells else "",
         "Why:\n\n" + "\n".join(reasons) if reasons else "",
         *(
             f"Equal on all arms, {how}: {markdown('; '.join(map(_value, rows)))}."
@@ -613,7 +619,7 @@ def _loads(comparison: Comparison) -> str:
         for minutes, arm, load in loads
     ]
     headers = ("minute", "block", "arm", "decode tok/s", "off its arm's median", "prefill tok/s", "load")
-    return _table(headers, cells)
+    return markdown_table(headers, cells)
 
 
 def _parameters(comparison: Comparison) -> str:
@@ -628,7 +634,7 @@ def _parameters(comparison: Comparison) -> str:
         *((f"Python package {name}", found) for name, found in header.versions.items()),
         ("started", header.started),
     ]
-    return _table(("parameter", "value"), rows)
+    return markdown_table(("parameter", "value"), rows)
 
 
 def _prompt_lengths(comparison: Comparison) -> list[tuple[str, object]]:
@@ -658,7 +664,7 @@ def _machine(comparison: Comparison) -> str:
         *(("engine", each) for each in engines),
         ("Python", machine.python or NONE),
     ]
-    return _table(("part", "fact"), rows)
+    return markdown_table(("part", "fact"), rows)
 
 
 def _joined(*parts: str | None) -> str:

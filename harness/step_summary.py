@@ -7,7 +7,7 @@ computed here, and a file that takes no more text never costs a run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.answer import answer, best_commands, change_sentence, undecided
@@ -15,7 +15,7 @@ from harness.changes import Changes
 from harness.compare import Comparison
 from harness.contract import Say
 from harness.terminal import grid
-from harness.words import NONE, code, fenced, markdown, number, plain
+from harness.words import NONE, code, fenced, markdown, markdown_table, number, plain
 
 VARIABLE = "GITHUB_STEP_SUMMARY"
 MOST_BYTES = 900 << 10  # GitHub refuses more than 1 MiB a step, all of it
@@ -68,7 +68,7 @@ def _run(comparison: Comparison) -> Iterator[str]:
     yield f"### llamaduel: {markdown(comparison.header.model.name)}"
     yield markdown(answer(comparison))
     yield f"**{comparison.state.word}** – {markdown(' '.join(comparison.state.reasons))}"
-    yield _table(*grid(comparison, LEFT_OUT))
+    yield markdown_table(*grid(comparison, LEFT_OUT))
     for arm, command in best_commands(comparison):
         yield f"To run {code(arm)} by hand:"
         yield fenced(command)
@@ -94,13 +94,6 @@ def _changes(changes: Changes) -> Iterator[str]:
             )
             for each in changes.changes
         ]
-        yield _table(("arm", "before, tok/s", "after, tok/s", "after / before", "verdict"), cells)
+        yield markdown_table(("arm", "before, tok/s", "after, tok/s", "after / before", "verdict"), cells)
     if told := [*changes.notes, *(f"Differs: {each}." for each in changes.differences)]:
         yield "\n".join(f"- {markdown(text)}" for text in told)
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    from tabulate import tabulate
-
-    shown = [[markdown(cell) for cell in row] for row in rows]
-    return str(tabulate(shown, [markdown(name) for name in headers], tablefmt="github", disable_numparse=True))

@@ -75,6 +75,13 @@ def grid(comparison: Comparison, drop: Sequence[str] = ()) -> tuple[list[str], l
     return [name for name, _ in columns], [list(cells) for cells in zip(*(cells for _, cells in columns), strict=True)]
 
 
+def outcome_grid(comparison: Comparison, drop: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """The same in one column less: the status of an arm that is not OK stands for its verdict."""
+    headers, cells = grid(comparison, ("status", *drop))
+    words = {row.arm: word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
+    return headers, [[*line[:-1], words.get(line[0], line[-1])] for line in cells]  # the verdict is last
+
+
 def table(comparison: Comparison, width: int | None = None, *, colour: bool | None = None) -> str:
     """One page: the answer, the command to paste, the table, the state, and where to go from here.
 
@@ -82,11 +89,9 @@ def table(comparison: Comparison, width: int | None = None, *, colour: bool | No
     tells what the words do not. Both are what stdout is, unless given.
     """
     width, paint = width or _width(), _painter(colour)
-    headers, cells = grid(comparison, ("status",))
-    if len({row.placement for row in comparison.rows}) == 1:  # what all have in common is for the report
-        headers, cells = grid(comparison, ("status", "placement"))
-    verdicts = {row.arm: word_of(row) for row in all_rows(comparison) if row.status.word is not Status.OK}
-    shown = [[plain(cell) for cell in (*line[:-1], verdicts.get(line[0], line[-1]))] for line in cells]
+    is_common = len({row.placement for row in comparison.rows}) == 1  # what all have in common is for the report
+    headers, cells = outcome_grid(comparison, ("placement",) if is_common else ())
+    shown = [[plain(cell) for cell in line] for line in cells]
     state = comparison.state.word
     above = [
         _filled(answer(comparison), width),

@@ -62,6 +62,14 @@ def shell(command: str) -> str:
     return "\n".join(map(_inert, command.splitlines()))
 
 
+def markdown_table(headers: Sequence[str], cells: Sequence[Sequence[object]]) -> str:
+    """In GitHub's form, every cell escaped."""
+    from tabulate import tabulate
+
+    shown = [[markdown(cell) for cell in line] for line in cells]
+    return str(tabulate(shown, [markdown(name) for name in headers], tablefmt="github", disable_numparse=True))
+
+
 def attribute(text: object) -> str:
     """`plain`, for between the quotes of an HTML attribute."""
     return plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
