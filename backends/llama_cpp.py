@@ -13,6 +13,7 @@ import re
 import secrets
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -24,8 +25,9 @@ from typing import Any
 
 import psutil
 
-from backends import embedded_server, llama_log, stand_in
+from backends import embedded_server, llama_failure, llama_log, stand_in
 from backends.llama_bench import bench
+from backends.llama_failure import Failure, read_failure
 from backends.llama_http import GREEDY, Server, error_text, listens, read_line
 from backends.stand_in import StandIn
 from harness import process
@@ -43,7 +45,7 @@ from harness.contract import (
     Settings,
     Usage,
 )
-from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable, UsageError
+from harness.errors import Crashed, EngineFailed, TimedOut, Unavailable, UsageError
 
 PROGRAM = "llama-server"
 INSTALL = "`llamaduel engines install llama-cpp`"
@@ -290,7 +292,10 @@ class LlamaCpp:
                 except _PortTaken as error:
                     if not left:
                         raise Crashed(f"no free port after {PORT_TRIES} tries ({error}); try again") from None
-            yield session
+            try:
+                yield session
+            except Crashed as error:  # its death in words; only the log knows whether it is a result
+                raise session.cause_of_death() or error from None
 
     bench = staticmethod(bench)  # for `llamaduel calibrate`
 
@@ -364,7 +369,7 @@ class _Attempt:
         argv = (*_program(self.engine.path), *self.words, *OURS, "--port", str(server.port))
         environment = process.engine_environment({"LLAMA_API_KEY": server.key})
         skip_bytes = self.log.stat().st_size if self.log.exists() else 0
-        kills = _kills_for_memory()
+        kills = llama_failure.kills_for_memory()
         started = time.monotonic()
         try:
             child = stack.enter_context(process.start(argv, self.log, environment))
@@ -388,6 +393,7 @@ class LlamaSession:
         self._kills_before = kills_before
         self._props: Mapping[str, Any] = {}
         self._load_s: float | None = None
+        self._loaded_bytes: int | None = None  # of its log, when it had answered for the first time
 
     # ── until it answers ──
 
@@ -407,6 +413,7 @@ class LlamaSession:
         self._first_token(deadline)
         self._load_s = time.monotonic() - started
         self._await_log()
+        self._loaded_bytes = self._attempt.log.stat().st_size
 
     def _await_log(self) -> None:
         """A thread of the server writes its log, and may lag behind on a busy disk."""
@@ -437,6 +444,9 @@ class LlamaSession:
         body = {"prompt": "Hello", "n_predict": 1, "cache_prompt": False, "temperature": 0.0}
         status, reply = self._call("/completion", body, max(5.0, deadline - time.monotonic()))
         if status != 200 or not isinstance(reply, dict) or not reply.get("tokens_predicted"):
+            time.sleep(POLL_S)  # for the thread that writes its log
+            if failure := self._starved():
+                raise failure.error("answering")
             raise EngineFailed(f"the first token did not come ({error_text(reply)}); see {self._attempt.log.name}")
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 10.0) -> tuple[int, Any]:
@@ -464,7 +474,7 @@ class LlamaSession:
         return len(tokens) if isinstance(tokens, list) else None
 
     def death(self) -> str | None:
-        error = self._cause_of_death("generating")
+        error = self.cause_of_death()
         return str(error) if error else None
 
     def realised(self) -> Realised:
@@ -541,10 +551,22 @@ class LlamaSession:
 
     # ── its end ──
 
-    def _log_lines(self) -> Sequence[str]:
+    def _log_lines(self, begin: int | None = None) -> Sequence[str]:
         with self._attempt.log.open("rb") as file:
-            file.seek(self._skip_bytes)
+            file.seek(self._skip_bytes if begin is None else begin)
             return file.read().decode(errors="replace").splitlines()
+
+    def cause_of_death(self) -> Exception | None:
+        """What ended it since it had loaded. A server that found no memory for a request finds none for the next."""
+        if error := self._cause_of_death("generating"):
+            return error
+        failure = self._starved()
+        return failure.error("generating") if failure else None
+
+    def _starved(self) -> Failure | None:
+        """Memory that it did not get for a request; it says so and lives on."""
+        failure = read_failure(self._log_lines(self._loaded_bytes), loaded=True)
+        return failure if failure and failure.kind == "memory" else None
 
     def _raise_if_dead(self, doing: str) -> None:
         if error := self._cause_of_death(doing):
@@ -558,21 +580,13 @@ class LlamaSession:
         if code is None:
             ended = helper.child.returncode() if helper else None
             return None if ended is None else Crashed(f"the stand-in device ended: {process.explain_exit(ended)}")
-        failure = llama_log.read_failure(self._log_lines())
-        if failure and failure.kind == "port":
+        loaded = self._loaded_bytes is not None
+        failure = read_failure(self._log_lines(self._loaded_bytes), loaded=loaded)
+        if failure and failure.kind == "port" and not loaded:
             return _PortTaken(failure.line)
         if failure and failure.kind != "other":
             return failure.error(doing)
-        if code == -9 and self._kills_before is not None and _kills_for_memory() != self._kills_before:
-            return DoesNotFit(f"the system killed it for lack of memory while {doing}; {llama_log.ROOM[None]}")
+        if code == -signal.SIGKILL and (killed := llama_failure.killed_for_memory(self._kills_before)):
+            return killed.error(doing)
         said = f" ({failure.line})" if failure else ""
         return Crashed(f"llama-server ended while {doing}: {process.explain_exit(code)}{said}")
-
-
-def _kills_for_memory() -> int | None:
-    """How many processes this system has killed for lack of memory so far."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None

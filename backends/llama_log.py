@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 from harness.contract import Buffer, Device
-from harness.errors import Crashed, DoesNotFit, EngineFailed
+from harness.sizes import format_bytes
 
 MIB = 1024 * 1024
 LEVELS = {"info": "I", "warn": "W", "error": "E", "debug": "D"}
@@ -62,6 +62,17 @@ FIT = (
     re.compile(r"common_params_fit_impl: context size reduced from (?P<was>\d+) to (?P<now>\d+)"),
     re.compile(r"failed to fit params to free device memory: (?P<why>.*)"),
 )
+NOT_PINNED = re.compile(r"failed to allocate (?:([\d.]+) (?:MiB|MB) of )?pinned memory", re.IGNORECASE)
+WITHOUT = (  # what a load that goes well did without for lack of memory, and what that changes
+    (
+        re.compile(r"retrying without pipeline parallelism"),
+        "the compute buffers of pipeline parallelism did not fit, so it is off: several GPUs take turns at a prompt",
+    ),
+    (
+        re.compile(r"failed to mlock "),
+        "the weights could not all be locked in memory, so the system may take some out of it; raise `ulimit -l`",
+    ),
+)
 FITTED = re.compile(r"\b(?:successfully fit|(failed to fit)) params to free device memory")
 PLACING = {"-ngl", "--gpu-layers", "--n-gpu-layers", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ot", "-ts"}
 PLACING_VARIABLES = {f"LLAMA_ARG_{name}" for name in ("N_GPU_LAYERS", "CPU_MOE", "N_CPU_MOE", "OVERRIDE_TENSOR")}
@@ -80,91 +91,18 @@ class Load:
     offloaded: tuple[int, int] | None = None  # layers, of how many: a claim, printed without any device too
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why an engine gave up: a kind that we know a next step for, and the engine's own words.
-
-    `part` is what did not fit, where it is known: a key of ROOM.
-    """
-
-    kind: str
-    line: str
-    part: str | None = None
-
-    def error(self, doing: str = "loading") -> EngineFailed:
-        """The error to raise, in one sentence with the next step."""
-        if self.kind == "memory":
-            what = self.part or "the model"
-            return DoesNotFit(f"out of memory for {what} while {doing} ({self.line}); {ROOM[self.part]}")
-        return Crashed(f"{SENTENCES[self.kind].format(doing=doing)} ({self.line})")
-
-
-ROOM: Mapping[str | None, str] = {
-    "weights": "put less on that device (ngl=N, ncmoe=N or cpu-moe), or take a smaller quantization",
-    "weights in host memory": "take a smaller model or quantization, or close other programs",
-    "the KV cache": "take a smaller context, or ctk=q8_0,ctv=q8_0,fa=on",
-    "compute buffers": "take a smaller ub",
-    "pinned host memory": "take lm=mmap, which needs none, or leave more on the device",
-    None: "put less on that device, or take a smaller context",
-}
-SENTENCES = {
-    "port": "the port was taken by another program; try again",
-    "architecture": "this build does not know the model's architecture; take a newer llama.cpp",
-    "not GGUF": "the file is no GGUF model; download it again and check its size",
-    "damaged": "the file is cut off or damaged; download it again",
-    "shards": "a shard is missing or is not the first; give the path that ends in -00001-of-…",
-    "tensors": "the file and this build do not agree on the tensors; take the build that the file was made for",
-    "KV type": "a quantized V cache needs flash attention; add fa=on or take ctv=f16",
-    "flag": "this build does not take one of the flags; take a newer llama.cpp",
-    "library": "a library that the engine needs is missing; install it or run `llamaduel engines install llama-cpp`",
-    "missing": "the engine cannot open the file; check the path and its permissions",
-    "refused": "the engine refused",
-    "other": "the engine failed while {doing}; its log has the rest",
-}
-
-# In order: the first that matches anywhere in the log wins, so causes stand before their consequences.
-PATTERNS: tuple[tuple[re.Pattern[str], str, str | None], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), kind, part)
-    for pattern, kind, part in (
-        (r"couldn't bind .*socket|address already in use", "port", None),
-        (r"error: invalid (?:argument|value)|error while handling argument", "flag", None),
-        (r"error while loading shared libraries|cannot open shared object|ImportError", "library", None),
-        (r"un(?:known|supported) model architecture", "architecture", None),
-        (r"invalid magic|failed to read magic|bad GGUF version|GGUFv1 is no longer", "not GGUF", None),
-        (
-            r"not within the file bounds|exceeds file size|invalid data|unexpectedly reached end of file",
-            "damaged",
-            None,
-        ),
-        (r"failed to read (?:key-value pairs|tensor|header)|exceeds remaining file size", "damaged", None),
-        (r"illegal split file|invalid split|failed to load GGUF split|first split", "shards", None),
-        (r"wrong number of tensors|missing tensor|tensor '.*' not found|has wrong shape", "tensors", None),
-        (r"quantized V cache .*requires? (?:flash)", "KV type", None),
-        (r"unable to allocate \S+_Host buffer|failed to allocate \S+_Host buffer", "memory", "pinned host memory"),
-        (r"failed to allocate buffer for (?:kv|rs) cache|failed to allocate buffer for DSV4", "memory", "the KV cache"),
-        (r"failed to allocate compute|failed to reserve (?:graph|initial output)", "memory", "compute buffers"),
-        (r"unable to allocate CPU\w* buffer", "memory", "weights in host memory"),
-        (r"unable to allocate \S+ buffer", "memory", "weights"),
-        (r"out of memory|insufficient memory|failed to allocate|bad_alloc|ErrorOutOfDeviceMemory", "memory", None),
-        (r"failed to open GGUF file|no such file|permission denied", "missing", None),
-        (r"^this launcher|^llamaduel: ", "refused", None),
-    )
-)
-WARNING = re.compile(r"failed to fit params|MiB of pinned memory")  # said in loads that go well too
-SAYS_ERROR = re.compile(r"\berror\b|\bfailed\b|couldn't|\bunable\b|\bcannot\b|\babort", re.IGNORECASE)
-
-
 def read_load(lines: Iterable[str]) -> Load:
     """The last load that a log tells of; buffers of one kind on one device are summed."""
     sizes: dict[tuple[str, str], float] = {}
     settings: dict[str, str] = {}
     devices: dict[str, Device] = {}
     notes: list[str] = []
+    not_pinned: list[float | None] = []
     fitted: bool | None = None
     offloaded: tuple[int, int] | None = None
     for _, text in messages(lines):
         if LOADS.search(text):
-            sizes, devices, notes, fitted, offloaded = {}, {}, [], None, None
+            sizes, devices, notes, not_pinned, fitted, offloaded = {}, {}, [], [], None, None
             settings = {key: value for key, value in settings.items() if key.startswith(BEFORE_LOAD)}
         if found := BUFFER.search(text):
             key = (device_of(found[1]), KINDS.get(found[2], "kv"))
@@ -176,7 +114,9 @@ def read_load(lines: Iterable[str]) -> Load:
             fitted = found[1] is None
         if found := OFFLOADED.search(text):
             offloaded = int(found[1]), int(found[2])
-        notes += _fit_note(text)
+        if found := NOT_PINNED.search(text):
+            not_pinned.append(float(found[1]) if found[1] else None)
+        notes += _notes(text)
     buffers = tuple(
         Buffer(device, kind, round(mib * MIB), is_host(device)) for (device, kind), mib in sorted(sizes.items())
     )
@@ -184,7 +124,7 @@ def read_load(lines: Iterable[str]) -> Load:
         buffers or None,
         MappingProxyType(settings),
         tuple(devices.values()),
-        tuple(dict.fromkeys(notes)),
+        tuple(dict.fromkeys([*notes, *_not_pinned(not_pinned)])),
         fitted,
         offloaded,
     )
@@ -254,27 +194,20 @@ def limits(asked: Mapping[str, int | None], told: Mapping[str, str]) -> dict[str
     return found
 
 
-def read_failure(lines: Iterable[str]) -> Failure | None:
-    """Why the engine gave up, from its log or from the error text it sent; None if it does not say."""
-    said = [(level, text) for level, text in messages(lines) if not WARNING.search(text)]
-    for pattern, kind, part in PATTERNS:
-        for level, text in said:
-            if level not in ("I", "D") and pattern.search(text):
-                return Failure(kind, _short(text), part)
-    errors = [text for level, text in said if level == "E"]
-    errors = errors or [text for level, text in said if level is None and SAYS_ERROR.search(text)]
-    return Failure("other", _short(errors[0])) if errors else None
-
-
 def evaluated_tokens(lines: Iterable[str]) -> tuple[int, ...]:
     """Prompt tokens that were computed (not taken from a cache), one number a request, in order."""
     return tuple(int(found[1]) for _, text in messages(lines) if (found := EVALUATED.search(text)))
 
 
 def listed_devices(lines: Iterable[str]) -> tuple[Device, ...]:
-    """What `--list-devices` printed."""
+    """What `--list-devices` printed, without what computes in host memory (BLAS). A size of 0 is unknown."""
     found = (LISTED.match(line) for line in lines)
-    return tuple(Device(at[1], at[2], int(at[3]) * MIB, int(at[4]) * MIB) for at in found if at)
+    return tuple(
+        Device(at[1], at[2], total, int(at[4]) * MIB if total else None)
+        for at in found
+        if at and not is_host(at[1])
+        for total in [int(at[3]) * MIB or None]
+    )
 
 
 def messages(lines: Iterable[str]) -> Iterator[tuple[str | None, str]]:
@@ -306,7 +239,7 @@ def is_host(device: str) -> bool:
     return device in {"CPU", "BLAS", "AMX"} or device.startswith("CPU_") or device.endswith("_Host")
 
 
-def _fit_note(text: str) -> Iterator[str]:
+def _notes(text: str) -> Iterator[str]:
     overflow, shrunk, gave_up = (line.search(text) for line in FIT)
     if overflow and int(overflow["moved"]):
         yield f"--fit left parts of {overflow['moved']} layers of {overflow['device']} in host memory"
@@ -314,9 +247,12 @@ def _fit_note(text: str) -> Iterator[str]:
         yield f"--fit lowered the context from {shrunk['was']} to {shrunk['now']}"
     if gave_up:
         yield f"--fit gave up: {gave_up['why'].strip()}"
+    yield from (note for line, note in WITHOUT if line.search(text))
 
 
-def _short(text: str, most: int = 200) -> str:
-    """The engine's words without its function name, on one line."""
-    words = " ".join(re.sub(r"^(?:(?:srv|slot|cmn) +)?\w+: +", "", text).split())
-    return words if len(words) <= most else words[: most - 1] + "…"
+def _not_pinned(mib: Sequence[float | None]) -> Iterator[str]:
+    """One note for all host memory that llama.cpp wanted pinned and took as it comes; a size may be unknown."""
+    if mib:
+        known = [each for each in mib if each is not None]
+        size = format_bytes(round(sum(known) * MIB)) if len(known) == len(mib) else "some"
+        yield f"{size} of host memory could not be pinned, so copies between it and a GPU are slower"

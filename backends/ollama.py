@@ -17,7 +17,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from harness import process
 from harness.arms import read_arm
 from harness.contract import Arm, Device, Engine, ModelFile, Placement, Settings
 from harness.errors import Crashed, EngineFailed, TimedOut, Unavailable, UsageError
+from harness.sizes import format_bytes
 
 PLACEMENTS = frozenset({"auto", "ngl=N", "cpu-moe", "ncmoe=N", "cpu"})
 KNOBS = frozenset({"c", "b", "ub", "t", "fa", "ctk", "ctv"})
@@ -47,6 +48,9 @@ GET_IT = (
 START_S = 60.0  # `ollama serve` answers after 0.2 s; looking for GPUs may take longer
 LOAD_S, LOAD_BYTES_PER_S = 60.0, 30e6  # patience with a slow disk
 PORTS = 3  # how often a port may be taken between our look and Ollama's
+
+# the context that it takes where none is asked for, by the whole memory of all its cards together
+CONTEXTS = ((47 << 30, 262144), (23 << 30, 32768), (0, 4096))
 
 DEVICE = 'msg="inference compute"'  # one line of its log for each device, or one for the CPU alone
 DISCOVERED = "vram-based default context"  # the line after them
@@ -116,6 +120,7 @@ class Ollama:
             )
         own = engine.path if engine and engine.origin in {"option", "cache"} else Path("ollama")
         program = '"$d/bin/ollama"' if runner else shlex.quote(str(own))
+        settings, because = _as_held(settings, engine.devices if engine else ())
         told, device = _told(arm.placement, settings), []
         if settings.stand_in_bytes is not None:
             spare = psutil.virtual_memory().total - settings.stand_in_bytes
@@ -126,7 +131,8 @@ class Ollama:
         assigned = [f"{key}={shlex.quote(value)}" for key, value in told.items()]
         source = model.path.parent if len(model.shards) > 1 else model.path
         options = {key: value for key, value in _options(arm.placement, settings).items() if value is not None}
-        modelfile = [f"FROM {source}", *(f"PARAMETER {key} {json.dumps(value)}" for key, value in options.items())]
+        modelfile = [f"FROM {source}", *(f"# {setting}: {why}" for setting, why in because.items())]
+        modelfile += (f"PARAMETER {key} {json.dumps(value)}" for key, value in options.items())
         return "\n".join(
             (
                 '(set -m; server= device=; d=$(mktemp -d "$PWD/duel.XXXXXX") || exit',
@@ -146,13 +152,14 @@ class Ollama:
     ) -> Iterator[OllamaSession]:
         way = self._ways.get(engine) or _Way()
         _check(arm, settings, way)
+        settings, because = _as_held(settings, engine.devices)
         options = _options(arm.placement, settings)
         wait_s = LOAD_S + model.size_bytes / LOAD_BYTES_PER_S
         if way.url:
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text(f"attached to the Ollama at {way.url}, whose log is its own\n")
             with ollama_daemon.attach(
-                engine, way.url, model, options, wait_s, allow_remote=way.allow_remote
+                engine, way.url, model, options, wait_s, because=because, allow_remote=way.allow_remote
             ) as attached:
                 yield attached
             return
@@ -178,10 +185,14 @@ class Ollama:
                 child=child,
                 log=log,
                 log_begin=log_begin,
+                because=because,
                 notes=tuple(notes),
             )
             session.load(wait_s)
-            yield session
+            try:
+                yield session
+            except Crashed as error:  # its death in words; only the log knows whether it is a result
+                raise session.cause_of_death() or error from None
 
     def _whole(self, engine: Engine, way: _Way, model: ModelFile, notes: list[str]) -> ModelFile:
         """One file for a model in shards, merged by Ollama; once, and kept until we exit."""
@@ -241,6 +252,26 @@ def _options(placement: Placement, settings: Settings) -> dict[str, Any]:
         "num_gpu": {"ngl": placement.n, "cpu": 0}.get(placement.kind),
         "use_mmap": USE_MMAP.get(settings.load_mode or ""),
     }
+
+
+def _as_held(settings: Settings, devices: Sequence[Device]) -> tuple[Settings, Mapping[str, str]]:
+    """For cards that are held to less memory than they have: settings, and why they are not those that were given.
+
+    Ollama sees what is free of its cards, but takes its context by what there is of them. Where that makes another
+    one, it is told what it would take on cards of that size. A size that is unknown is taken for larger.
+    """
+    limit = settings.device_limit_bytes
+    if limit is None or settings.context is not None:
+        return settings, {}
+    held, known = _context_of(limit), [each.total_bytes for each in devices if each.total_bytes is not None]
+    if known and len(known) == len(devices) and _context_of(sum(known)) == held:
+        return settings, {}
+    because = f"the default of Ollama on a card of {format_bytes(limit)}; there is more here, and it is held to that"
+    return replace(settings, context=held), {"context": because}
+
+
+def _context_of(total_bytes: int) -> int:
+    return next(context for least_bytes, context in CONTEXTS if total_bytes >= least_bytes)
 
 
 def _told(placement: Placement, settings: Settings) -> dict[str, str]:

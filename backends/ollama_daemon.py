@@ -83,7 +83,14 @@ def beside() -> Iterator[str]:
 
 @contextlib.contextmanager
 def attach(
-    engine: Engine, url: str, model: ModelFile, options: Mapping[str, Any], wait_s: float, *, allow_remote: bool
+    engine: Engine,
+    url: str,
+    model: ModelFile,
+    options: Mapping[str, Any],
+    wait_s: float,
+    *,
+    because: Mapping[str, str],
+    allow_remote: bool,
 ) -> Iterator[OllamaSession]:
     """The model in that daemon, loaded. Raises Unavailable or EngineFailed."""
     notes = ["attached: placement, flash attention and KV type are the daemon's own and cannot be proven"]
@@ -109,6 +116,7 @@ def attach(
             pids=lambda: _pids(urlsplit(url).port or PORT),
             weights=blob,
             keep_alive=KEEP_ALIVE,
+            because=because,
             notes=tuple(notes),
         )
         session.load(wait_s)

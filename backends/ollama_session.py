@@ -11,6 +11,7 @@ import http.client
 import json
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from backends import llama_log
+from backends import llama_failure, llama_log
+from backends.llama_failure import HOST_WEIGHTS, Failure, read_failure
 from backends.llama_http import GREEDY
 from harness import process
 from harness.contract import Chunk, Engine, Prompt, Realised, Request, Usage
-from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut
+from harness.errors import Crashed, EngineFailed, TimedOut
 
 if TYPE_CHECKING:
     import ollama
@@ -41,8 +43,12 @@ PREFILL_DIGITS_S = 0.000006  # half of the last digit printed, and a little
 STOP = re.compile(rb"stop processing: n_tokens = \d+, truncated = (\d)")
 OF_OLLAMA = re.compile(r"^(time=\S+ level=|\[GIN)")  # lines of Ollama's own between those of its runner
 ENDED = re.compile(r"^llama-server process has terminated: (exit status \d+: )?")
+KILLED = "signal: killed"
+SIGNAL = re.compile(r"signal: ([a-z/ ]+)")
+SIGNALS = {(signal.strsignal(each) or "").partition(":")[0].lower(): each for each in signal.Signals}  # as Go has them
 BUILD = re.compile(r"\bb[1-9]\d*")
 TIER = 'msg="vram-based default context"'
+LOWERED = 'msg="llama-server load failed; reducing automatic context and retrying once"'
 # a setting → the option that asks for it, the flag by which Ollama passes it on, the variable that asks for it instead
 OPTIONS = {"context": "num_ctx", "batch": "num_batch", "ubatch": "num_batch", "threads": "num_thread"}
 OPTIONS |= {"load_mode": "use_mmap"}
@@ -74,15 +80,18 @@ class OllamaSession:
     log: Path | None = None
     log_begin: int = 0  # where this session's part begins, in bytes
     keep_alive: str | None = None
+    because: Mapping[str, str] = field(default_factory=dict)  # setting → why the adapter asks for it by itself
     notes: tuple[str, ...] = ()
     load_s: float | None = None
     _runner: psutil.Process | None = field(default=None, init=False)
     _argv: tuple[str, ...] = field(default=(), init=False)
+    _kills: int | None = field(default=None, init=False)  # by the system, for lack of memory, before it loaded
+    _loaded: int | None = field(default=None, init=False)  # the log from here on is of requests
     _settled: int = field(default=0, init=False)  # the log up to here belongs to requests before
 
     def load(self, wait_s: float) -> None:
         """One short request with the options of all that follow. Raises EngineFailed."""
-        began = time.monotonic()
+        began, self._kills = time.monotonic(), llama_failure.kills_for_memory()
         try:
             answer = _post(self.request(Prompt("load", APART), 1), wait_s)
         except TimeoutError:
@@ -93,13 +102,14 @@ class OllamaSession:
         for line in answer:
             data = json.loads(line)
             if "error" in data:
-                raise failure(str(data["error"]), self._lines())
+                raise failure(str(data["error"]), self._lines(), self._kills)
             usage = _usage(data) if data.get("done") else usage
         if usage is None or not usage.generated_tokens:
             raise EngineFailed("Ollama gave no first token; its log has the rest")
         self.load_s = time.monotonic() - began
         self._look_at_runner()
         self.settle(usage)  # so that its lines in the log are not taken for those of the next request
+        self._loaded = self.log.stat().st_size if self.log else None
 
     def request(self, prompt: Prompt, max_tokens: int) -> Request:
         options = {key: value for key, value in self.options.items() if value is not None}
@@ -177,7 +187,7 @@ class OllamaSession:
             asked["slots"] = "1"
         if self.options.get("num_thread") is not None:
             asked["threads_batch"] = str(self.options["num_thread"])  # one flag sets both
-        return asked
+        return asked | {setting: str(self.options[OPTIONS[setting]]) for setting in self.because}
 
     def _explained(
         self, lines: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, str]
@@ -193,9 +203,13 @@ class OllamaSession:
         }
         if "context" in found and (tier := next((line for line in lines if TIER in line), None)):
             found["context"] += f", for {log_fields(tier).get('total_vram', 'unknown bytes')} of card memory"
-        return found | llama_log.limits(
-            {setting: asked[setting] for setting in ("context", "batch", "ubatch")}, settings
-        )
+        if "context" in found and (lowered := next((line for line in lines if LOWERED in line), None)):
+            found["context"] += f", lowered from {log_fields(lowered).get('effective_num_ctx')} as it found no memory"
+        limits = llama_log.limits({setting: asked[setting] for setting in ("context", "batch", "ubatch")}, settings)
+        because = dict(self.because)
+        if "context" in because and int(settings.get("context", sys.maxsize)) < int(self.options["num_ctx"]):
+            because["context"] += "; Ollama cuts it to the context that the model was trained for"
+        return found | limits | because
 
     def _environment(self) -> Mapping[str, str]:
         """Of the runner; nothing where this user may not read it."""
@@ -228,6 +242,28 @@ class OllamaSession:
         return None
 
     def death(self) -> str | None:
+        error = self.cause_of_death()
+        return str(error) if error else None
+
+    def cause_of_death(self) -> EngineFailed | None:
+        """What ended it since it had loaded. A runner that found no memory for a request may live on, of no use."""
+        starved = self._starved()
+        if starved:
+            return starved.error("generating")
+        said = self._how_it_ended()
+        if said and KILLED in said and (killed := llama_failure.killed_for_memory(self._kills)):
+            return killed.error("generating")
+        return Crashed(said) if said else None
+
+    def _starved(self) -> Failure | None:
+        """Memory that the runner did not get for a request."""
+        if self.log is None or self._loaded is None:
+            return None
+        lines = _bytes_from(self.log, self._loaded).decode(errors="replace").splitlines()
+        said = read_failure((line for line in lines if not OF_OLLAMA.match(line)), loaded=True)
+        return said if said and said.kind == "memory" else None
+
+    def _how_it_ended(self) -> str | None:
         code = self.child.returncode() if self.child else None
         if code is not None:
             return f"ollama serve ended ({process.explain_exit(code)})"
@@ -318,16 +354,24 @@ def _usage(data: Mapping[str, Any]) -> Usage:
     )
 
 
-def failure(text: str, log: Sequence[str] = ()) -> EngineFailed:
-    """The error for a text that Ollama sent; what its runner wrote before tells more."""
+def failure(text: str, log: Sequence[str] = (), kills: int | None = None) -> EngineFailed:
+    """The error for a text that Ollama sent; what its runner wrote before tells more.
+
+    `kills` is how many processes the system had killed for lack of memory before.
+    """
     if TOO_LARGE.search(text):
-        return DoesNotFit(f"the model needs more memory than there is ({text}); take a smaller one or less context")
-    runner = [line for line in log if not OF_OLLAMA.match(line)]
-    for lines in (ENDED.sub("", text).splitlines(), runner):
-        if (said := llama_log.read_failure(lines)) and said.kind != "other":
+        return Failure("memory", " ".join(text.split()), HOST_WEIGHTS).error()
+    sent = read_failure(ENDED.sub("", text).splitlines())
+    wrote = read_failure(line for line in log if not OF_OLLAMA.match(line))
+    if sent and wrote and sent.kind == wrote.kind == "memory":
+        return wrote.error()  # Ollama passes on the ends of some lines only
+    for said in (sent, wrote):
+        if said and said.kind != "other":
             return said.error()
-    if "signal: killed" in text:
-        return Crashed(f"Ollama's runner ended: {process.explain_exit(-signal.SIGKILL)}")
+    if KILLED in text and (killed := llama_failure.killed_for_memory(kills)):
+        return killed.error()
+    if (found := SIGNAL.search(text)) and (number := SIGNALS.get(found[1].strip())):
+        return Crashed(f"Ollama's runner ended: {process.explain_exit(-number)}")
     if "timed out" in text:
         return TimedOut(f"Ollama gave up waiting for its runner ({text}); its log says how far it came")
     return EngineFailed(f"Ollama says: {' '.join(text.split())}; its log has the rest")

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from backends.llama_failure import read_failure
 from backends.llama_http import listens
-from backends.llama_log import MIB, listed_devices, read_failure
+from backends.llama_log import MIB, listed_devices
 from harness import process
 from harness.errors import Crashed, TimedOut, Unavailable
 

@@ -12,7 +12,7 @@ from harness.placement import Cell
 from harness.plan import Status
 from harness.record import Search
 from harness.verdict import Contrast, telling
-from harness.words import NONE, count, percent, plain, spread
+from harness.words import NONE, count, held_to, percent, plain, spread
 
 ANSWER_ARMS = 4  # more than these are in the table only
 TOO_WIDE = 0.1  # arms not told apart within more than this may differ by what one would care about
@@ -25,6 +25,7 @@ def answer(comparison: Comparison) -> str:
         _finding(comparison),
         _advice(comparison),
         "Stand-in device: placement is real, speed says nothing about a GPU." if _has_stand_in(comparison) else "",
+        held_to(comparison.limits),
         f"Measured with {' and '.join(engines)}." if engines else "",
     ]
     return " ".join(filter(None, sentences))

@@ -362,7 +362,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     with harness.show_progress() as watch:
         found = harness.calibrate(_options(arguments), watch)
     if arguments.json:
-        _print_json(harness.to_json(found))
+        _print_json(found.to_json())
     else:
         _print(found.sentence())
     return 0

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness import placement, plan, plausibility, verdict
+from harness import energy, placement, plan, plausibility, verdict
 from harness.contract import Buffer
+from harness.energy import PerToken
 from harness.errors import RunRefused
 from harness.physics import Flag
 from harness.placement import Cell, Predicted
@@ -24,6 +25,7 @@ from harness.record import Contender, Header, LoadRecord, Run
 from harness.run import outcomes_of
 from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval, Judgement, State
+from harness.words import percent
 
 MOST_INVALID = 0.1
 
@@ -39,6 +41,7 @@ class LoadValues:
     prefill_s: float | None
     ttft_s: float | None
     load_s: float | None
+    gpu_j: float | None = None  # energy of a decoded token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,33 @@ class Row:
     invalid_reasons: Mapping[str, int] = dataclasses.field(default_factory=dict)
     failed_loads: Mapping[str, int] = dataclasses.field(default_factory=dict)  # by reason; their blocks were run again
     loads: tuple[LoadValues, ...] = ()
+    gpu_j: Interval | None = None  # joules a decoded token, over loads
+    gpu_j_ratio: Interval | None = None  # to the reference, block by block; no claim
+    gpu_energy: PerToken | None = None  # by the counter of the GPUs; None: none, or too little was measured
+    cpu_energy: PerToken | None = None
+    process_vram_bytes: int | None = None  # the driver's list of processes, where it names them
+    expected_vram_bytes: int | None = None  # predicted, and what the driver took for itself on the other arms
+
+    @property
+    def reported_vram_bytes(self) -> int | None:
+        """All that the engine says it allocated on devices of this machine."""
+        if self.buffers is None or placement.maps_file(self.buffers):
+            return None
+        return sum(each.bytes for each in self.buffers if not each.on_host and not each.device.startswith("RPC"))
+
+    @property
+    def planned_vram_bytes(self) -> int | None:
+        """Weights, context memory and compute buffers as predicted, of the nearest placement where the engine chose."""
+        known = self.predicted or self.like
+        if known is None or known.device_bytes is None or known.compute_bytes is None:
+            return None
+        return known.device_bytes + known.compute_bytes
+
+    @property
+    def driver_bytes(self) -> int | None:
+        """What device memory grew by beyond the engine's own buffers: contexts, libraries, scratch memory."""
+        told = self.reported_vram_bytes
+        return None if told is None or not told or self.vram_bytes is None else self.vram_bytes - told
 
     @property
     def why_not(self) -> str | None:
@@ -158,6 +188,12 @@ class Comparison:
         return tuple(ranked[:1] if apart else ranked)
 
     @property
+    def limits(self) -> tuple[int, ...]:
+        """What GPU memory was held to, of any arm."""
+        found = {each.settings.device_limit_bytes for each in self.header.contenders}
+        return tuple(sorted(size for size in found if size is not None))
+
+    @property
     def has_numbers(self) -> bool:
         """Whether any arm has a load that counts."""
         return any(row.loads for row in self.rows)
@@ -207,7 +243,7 @@ def compare(run: Run) -> Comparison:
             label: found.reason for label, found in statuses.items() if found.word in (Status.UNSTABLE, Status.VOID)
         },
         disturbed=sum(outcome.disturbed for found in kept.values() for outcome in found),
-        doubts=[*_moved(names, running, judged), *_flagged(names, speeds, found)],
+        doubts=[*_shared(run), *_moved(names, running, judged), *_flagged(names, speeds, found)],
         names=names,
     )
     if claims and judgement.spread is not None:
@@ -238,6 +274,7 @@ def compare(run: Run) -> Comparison:
     twin = None
     if drawn.twin is not None:
         twin = row(contenders[_text(drawn, drawn.reference)], drawn.twin, statuses[drawn.twin])
+    rows = [_with_others(each, rows) for each in rows]
     requests = {label: [_logs(run, load) for load in its] for label, its in judged.items()}
     return Comparison(
         run=run,
@@ -364,7 +401,47 @@ def _row(
         invalid_reasons=dict(Counter(sample.invalid for sample in samples if sample.invalid)),
         failed_loads=dict(Counter(each.broken for each in outcomes if each.label == label and each.broken)),
         loads=values,
+        gpu_energy=energy.per_token(
+            (load.gpu_energy for load in judged), _mean(each.gpu_w for each in run.idle if each.gpu_w is not None)
+        ),
+        cpu_energy=energy.per_token(
+            (load.cpu_energy for load in judged), _mean(each.cpu_w for each in run.idle if each.cpu_w is not None)
+        ),
+        process_vram_bytes=most(load.telemetry.engine_vram_bytes for load in mine if load.telemetry),
     )
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.mean(known) if known else None
+
+
+def _with_others(row: Row, rows: Sequence[Row]) -> Row:
+    """With what is known of an arm only beside the others."""
+    joules = None if row.gpu_energy is None else _interval(load.gpu_j for load in row.loads)
+    return dataclasses.replace(
+        row, expected_vram_bytes=_expected(row, rows), gpu_j=joules, gpu_j_ratio=_energy_ratio(row, rows)
+    )
+
+
+def _energy_ratio(row: Row, rows: Sequence[Row]) -> Interval | None:
+    """Joules a token against those of the reference in the same block; None where too little was measured."""
+    reference = next(each for each in rows if each.is_reference)
+    if row.gpu_energy is None or reference.gpu_energy is None:
+        return None
+    usual = {load.block: load.gpu_j for load in reference.loads}
+    ratios = [load.gpu_j / other for load in row.loads if load.gpu_j and (other := usual.get(load.block))]
+    return _interval(ratios)
+
+
+def _expected(row: Row, rows: Sequence[Row]) -> int | None:
+    """What device memory should grow by for this arm. The driver's share is the median of the other arms', so that
+    no arm is compared with itself; None where nothing is predicted or no other arm shows it.
+    """
+    others = [each.driver_bytes for each in rows if each.arm != row.arm and each.driver_bytes is not None]
+    if row.planned_vram_bytes is None or not row.planned_vram_bytes or not others:
+        return None
+    return row.planned_vram_bytes + round(statistics.median(others))
 
 
 def _buffers(contender: Contender, judged: Sequence[LoadRecord]) -> tuple[Buffer, ...] | None:
@@ -377,6 +454,15 @@ def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> list[tuple[in
     """Host and device bytes as the engine reported them, of the probe and then of each judged load."""
     realised = [contender.realised, *(load.realised for load in judged)]
     return [found for each in realised if each and (found := placement.realised_bytes(each.buffers)) is not None]
+
+
+def _shared(run: Run) -> Iterator[str]:
+    """What others took of the GPUs, or the machine at rest was not the same before and after."""
+    if (size := run.header.foreign_gpu_bytes) is not None:
+        yield f"Other programs held {format_bytes(size)} of GPU memory as the run began."
+    drift = energy.idle_drift([each.gpu_w for each in run.idle if each.gpu_w is not None])
+    if drift is not None and drift > energy.IDLE_DRIFT:
+        yield f"The GPUs drew {percent(drift)} more or less at rest after the run than before it."
 
 
 def _moved(
@@ -409,6 +495,7 @@ def _values(run: Run, load: LoadRecord, began: float) -> LoadValues:
         prefill_s=_median(sample.usage.prefill_s if sample.usage else None for sample in valid),
         ttft_s=_median(sample.ttft_s for sample in valid),
         load_s=load.realised.load_s if load.realised else None,
+        gpu_j=load.gpu_energy.joules / load.gpu_energy.steps if load.gpu_energy and load.gpu_energy.steps else None,
     )
 
 

@@ -56,6 +56,7 @@ class Settings:
     prompt_cache: str | None = None  # "off": no copies of earlier prompts in host memory
     rpc: tuple[str, ...] = ()
     stand_in_bytes: int | None = None  # memory of the stand-in device; None: no stand-in
+    device_limit_bytes: int | None = None  # memory that all GPUs together are held to; None: what they have
     depth: int = 0  # tokens that stand before the usual prompt; no engine is told
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from harness import placement
 from harness.contract import Settings
-from harness.machine import Gpu, Machine
+from harness.gpu import Gpu
+from harness.machine import Machine
 from harness.plan import Plan
 from harness.record import Contender, Header
 from harness.sizes import format_bytes

@@ -20,14 +20,15 @@ from typing import Literal
 import psutil
 from typing_extensions import TypedDict
 
-from harness import download, gates, placement, process, telemetry
+from harness import download, gates, gpus, placement, preflight, process, telemetry
 from harness import machine as machines
 from harness import model as models
 from harness.arms import apply_knobs, parse_arms
 from harness.contract import Arm, Engine, Foretelling, Neighbourly
 from harness.engines import hints
 from harness.errors import DuelError, Unavailable, UsageError
-from harness.machine import GpuState, Machine
+from harness.gpu import State
+from harness.machine import Machine
 from harness.model import Model
 from harness.options import Options
 from harness.placement import Predicted
@@ -39,8 +40,6 @@ from harness.words import NONE, count, percent
 Level = Literal["ok", "warn", "fail", "unknown"]
 
 LOOK_S = 1.0  # over which other programs are watched
-NEAR_C = 15.0  # to its limit: no chip at rest is so close
-HELD_BYTES = telemetry.SETTLED_BYTES  # of a GPU; a desktop may hold more, and is named all the same
 MOST_SWAP = 0.1  # of memory, swapped out: less is what a system never asks for again
 BUSY = 0.1  # cores of a program worth its name
 LEAST_MEMORY_BYTES = 512 << 20  # available: an engine has libraries and buffers of its own, whatever the model
@@ -159,8 +158,8 @@ class _Here:
         return [each for each in self.needed.values() if isinstance(each, Engine) and each.origin != "attached"]
 
     @cached_property
-    def gpus(self) -> tuple[GpuState, ...]:
-        return machines.gpu_states(self.root)
+    def gpus(self) -> tuple[State, ...]:
+        return gpus.states()
 
     @cached_property
     def others(self) -> _Others:
@@ -174,7 +173,7 @@ class _Here:
     def card_bytes(self) -> int | None:
         """Memory of all GPUs, by the driver or by an engine; None if a GPU does not tell, 0 without any."""
         seen = [[device.total_bytes for device in each.devices] for each in self.local]
-        seen.append([state.total_bytes for state in self.gpus])
+        seen.append([state.glance.total_bytes for state in self.gpus])
         known = [sum(sizes) for each in seen if each and len(sizes := [size for size in each if size]) == len(each)]
         return max(known) if known else None if any(seen) else 0
 
@@ -218,6 +217,13 @@ def _alike(here: _Here) -> Iterator[Said]:
         )
 
 
+def _wrong(here: _Here) -> Iterator[Said]:
+    for each in here.local if here.options.stand_in is None else ():
+        if sentence := preflight.wrong_device(each.devices, here.machine):
+            fact, _, step = sentence.partition("; ")
+            yield "warn", f"{each}: {fact}", step
+
+
 def _unused(here: _Here) -> Iterator[Said]:
     if here.options.stand_in is not None or not here.local or any(each.devices for each in here.local):
         return
@@ -234,11 +240,12 @@ def _unused(here: _Here) -> Iterator[Said]:
 
 
 def _gpus(here: _Here) -> Iterator[Said]:
+    held = preflight.foreign(here.gpus, here.machine)
     for number, state in enumerate(here.gpus):
-        name = f"{f'{number}: ' if len(here.gpus) > 1 else ''}{state.gpu.name}"
+        name = preflight.name_of(number, here.gpus)
         yield "ok", f"{name}: {_card(state)}", None
-        yield from _held(name, state, here.machine)
-        yield from _slowed(name, state)
+        yield from preflight.holding(state, name, held, here.machine)
+        yield from preflight.slowing(state, name)
     if not here.gpus:
         visible = here.machine.visible_gpus
         shown = (
@@ -254,71 +261,17 @@ def _gpus(here: _Here) -> Iterator[Said]:
             yield "unknown", f"no NVIDIA driver answers, and {shown}", None
 
 
-def _card(state: GpuState) -> str:
-    gpu = state.gpu
+def _card(state: State) -> str:
+    gpu, now = state.gpu, state.glance
     room = f"memory {NONE}"
     if gpu.unified:
         room = "its memory is the machine's"
-    elif state.total_bytes is not None and state.used_bytes is not None:
-        room = f"{format_bytes(state.total_bytes - state.used_bytes)} of {format_bytes(state.total_bytes)} free"
+    elif now.free_bytes is not None and now.total_bytes is not None:
+        room = f"{format_bytes(now.free_bytes)} of {format_bytes(now.total_bytes)} free"
     told = [f"driver {gpu.driver or NONE}", room]
-    told += [f"{state.celsius:.0f} °C"] if state.celsius is not None else []
+    told += [f"{now.celsius:.0f} °C"] if now.celsius is not None else []
     told += [f"{gpu.power_limit_w:.0f} W"] if gpu.power_limit_w is not None else []
-    told += ["draws a screen"] if state.display else []
     return ", ".join(told)
-
-
-def _held(name: str, state: GpuState, machine: Machine) -> Iterator[Said]:
-    """Who has memory of this card."""
-    used, holders = state.used_bytes, state.holders or ()
-    if holders:
-        told = [
-            f"{each.name or 'a process'} (pid {each.pid}) "
-            + (NONE if each.used_bytes is None else format_bytes(each.used_bytes))
-            for each in holders[:3]
-        ] + ([f"{len(holders) - 3} more"] if len(holders) > 3 else [])
-        known = [each.used_bytes for each in holders]
-        large = sum(filter(None, known)) > HELD_BYTES or (None in known and (used or 0) > HELD_BYTES)
-        step = "end them before a run, or have them unload (`ollama stop NAME`)"
-        yield "warn" if large else "ok", f"{name} is held by {', '.join(told)}", step if large else None
-    elif used is not None and state.reserved_bytes is not None and used - state.reserved_bytes > HELD_BYTES:
-        why = "WSL2 does not tell by whom" if machine.wsl else "by no process that can be seen from here"
-        held = format_bytes(used - state.reserved_bytes)
-        yield "warn", f"{held} of {name} are held, {why}", "end what uses the GPU before a run"
-
-
-def _slowed(name: str, state: GpuState) -> Iterator[Said]:
-    gpu = state.gpu
-    if gpu.mig:
-        yield (
-            "warn",
-            f"{name} is split by MIG, so figures of the whole card are no budget",
-            "name one instance in CUDA_VISIBLE_DEVICES (`nvidia-smi -L` lists them)",
-        )
-    if state.throttles:
-        reasons = ", ".join(sorted(state.throttles))
-        yield "warn", f"{name} runs below its clock now ({reasons})", "let it cool and look at its fans and power"
-    if (
-        gpu.power_limit_w is not None
-        and state.usual_power_w is not None
-        and gpu.power_limit_w < state.usual_power_w - 1
-    ):
-        usual = f"{state.usual_power_w:.0f}"
-        step = f"`sudo nvidia-smi -pl {usual}` lifts it, or publish it with the numbers"
-        yield "warn", f"{name} is capped at {gpu.power_limit_w:.0f} W of {usual} W", step
-    if state.lanes is not None and state.most_lanes is not None and state.lanes < state.most_lanes:
-        yield (
-            "warn",
-            f"{name} is linked by {state.lanes} of {state.most_lanes} PCIe lanes",
-            "if it stays so under load, take another slot: what is not on the card crosses there",
-        )
-    if _near(state.celsius, state.slowdown_celsius) and "heat" not in (state.throttles or ()):
-        fact = f"{name} has {state.celsius:.0f} °C and slows down at {state.slowdown_celsius:.0f} °C"
-        yield "warn", fact, "let it cool before a run"
-
-
-def _near(now: float | None, limit: float | None) -> bool:
-    return now is not None and limit is not None and now > limit - NEAR_C
 
 
 # ── memory and disks ────────────────────────────────────────────────────────────────────────
@@ -533,7 +486,7 @@ def _heat(_: _Here) -> Iterator[Said]:
     now, limit = machines.cpu_celsius(), machines.cpu_critical_celsius()
     if now is None:
         yield "unknown", "no sensor tells how hot the CPU is", None
-    elif _near(now, limit):
+    elif preflight.near(now, limit):
         yield "warn", f"{now:.0f} °C, and {limit:.0f} °C is too hot", "let it cool, and look at its fan"
     else:
         yield "ok", f"{now:.0f} °C" + (f", {limit - now:.0f} below its limit" if limit is not None else ""), None
@@ -707,7 +660,7 @@ def _tools(here: _Here) -> Iterator[Said]:
 
 
 CHECKS: dict[str, tuple[Callable[[_Here], Iterator[Said]], ...]] = {  # by topic, in the order of the screen
-    "engines": (_engines, _alike, _unused),
+    "engines": (_engines, _alike, _wrong, _unused),
     "GPUs": (_gpus,),
     "memory": (_ram, _swap, _model, _disks),
     "CPU": (_cpu, _speed, _heat, _load),

@@ -47,6 +47,10 @@ class ArmFacts(TypedDict):
     realised_device_bytes: int | None
     predicted_host_bytes: int | None
     realised_host_bytes: int | None
+    expected_vram_bytes: int | None
+    reported_vram_bytes: int | None
+    energy_j_per_token: Between | None
+    energy_above_idle_j_per_token: float | None
     memory: Cell
     memory_reason: str | None
     ceiling_tps: float | None
@@ -201,6 +205,10 @@ def row_json(row: Row) -> ArmFacts:
         "realised_device_bytes": row.realised_device_bytes,
         "predicted_host_bytes": row.predicted.host_bytes if row.predicted else None,
         "realised_host_bytes": row.realised_host_bytes,
+        "expected_vram_bytes": row.expected_vram_bytes,
+        "reported_vram_bytes": row.reported_vram_bytes,
+        "energy_j_per_token": _interval_json(row.gpu_j),
+        "energy_above_idle_j_per_token": row.gpu_energy.above_idle_j if row.gpu_energy else None,
         "memory": row.cell,
         "memory_reason": row.cell_reason,
         "ceiling_tps": row.ceiling_tps,

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import edge, machine, placement, plan, probe
+from harness import edge, gpus, placement, plan, probe
 from harness.arms import KNOBS, NUMBERS, parse_sweeps
 from harness.contract import Arm, Settings
 from harness.edge import Found, Tried
@@ -26,7 +26,7 @@ from harness.plan import ArmStatus, Status
 from harness.probe import Field, Progress, Watch
 from harness.record import Contender, Run, Search, SearchLoad
 from harness.registry import backend
-from harness.run import command_of, new_folder, run, run_field
+from harness.run import BALLAST_LOG, command_of, new_folder, run, run_field
 
 CHOSEN = 2  # candidates that are confirmed
 FREES_DEVICE = frozenset({"ncmoe"})  # numbers that leave more on the host as they grow; all others leave less
@@ -47,7 +47,10 @@ def find(options: Options, watch: Watch) -> Run:
     over = _number_of(sweep)
     candidates, refused = _candidates(field, sweep, over)
     others = [each for each in field.contenders if each.arm not in map(str, sweep)]
-    with new_folder(options, field) as folder:
+    with (
+        new_folder(options, field) as folder,
+        probe.on_gpus(field, options, folder / BALLAST_LOG, watch) as field,
+    ):
         prompt_tokens: dict[str, int] = {}
         found, tried = _search(field, candidates, over, options, folder, prompt_tokens, watch)
         chosen = [candidates[index] for index in found.ranked[:CHOSEN]]
@@ -165,10 +168,10 @@ def _device_memory(field: Field, options: Options) -> tuple[int | None, int | No
     if options.stand_in is not None:
         size = probe.stand_in_bytes(options, field.machine)
         return size, size
-    memory = machine.gpu_memory()
-    if not memory:
-        return None, None
-    return sum(gpu.total_bytes for gpu in memory), sum(gpu.total_bytes - gpu.used_bytes for gpu in memory)
+    if (limit := probe.limit_bytes(options, field.machine)) is not None:
+        return limit, limit
+    memory = gpus.memory()
+    return (None, None) if memory is None else (memory.total_bytes, memory.free_bytes)
 
 
 # ── the search ──────────────────────────────────────────────────────────────────────────────

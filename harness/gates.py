@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from harness import machine
+from harness import gpus, machine
 from harness.contract import Say
 from harness.sizes import format_bytes
 
@@ -188,7 +188,7 @@ def _share(files: Sequence[Path], resident: Callable[[BinaryIO, int, int], int |
 
 def temperatures() -> Temperatures:
     """Now: the hottest GPU and the hottest CPU package."""
-    return Temperatures(machine.gpu_celsius(), machine.cpu_celsius())
+    return Temperatures(gpus.celsius(), machine.cpu_celsius())
 
 
 def middle_of(starts: Sequence[Temperatures]) -> Temperatures:

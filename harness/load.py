@@ -13,15 +13,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import gates, record, telemetry
+from harness import gates, gpus, record, telemetry
 from harness import model as models
+from harness.ballast import Ballast
 from harness.contract import Arm, Engine, ModelFile, Prompt, Realised, Session, Settings
-from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable
+from harness.energy import Window
+from harness.errors import Crashed, DoesNotFit, EngineFailed, RunRefused, TimedOut, Unavailable
 from harness.gates import Temperatures
 from harness.measure import Sample, measure
 from harness.plan import ArmStatus, Status
+from harness.preflight import HELD_BYTES
 from harness.record import LoadRecord, SampleLine
 from harness.registry import backend
+from harness.sizes import format_bytes
 
 STATUS_OF = {DoesNotFit: Status.DOES_NOT_FIT, TimedOut: Status.TIMEOUT, Crashed: Status.CRASHED}
 Tell = Callable[[str], None]
@@ -55,6 +59,7 @@ class Job:
     position: int = 0
     host_bytes: int | None = None  # that the engine will hold, as far as it is known before
     available_bytes: int | None = None  # of memory, before any load; None: the page cache is left as it is
+    ballast: Ballast | None = None  # that holds the GPUs to a smaller size
 
     def name_start(self) -> str:
         """An id for one start of this job; a run that is continued may start the same job again."""
@@ -76,6 +81,8 @@ def run_load(
     `prompt_tokens` by prompt id is what every arm must see; counts that are new go into it.
     `starts` is how hot it was when earlier loads began. The engine is gone when this returns or raises.
     """
+    if job.ballast is not None:
+        _set_limit(job.ballast)
     cache = None
     if job.available_bytes is not None:
         cache = gates.read_ahead(job.model.shards, job.host_bytes, job.available_bytes, say=tell)
@@ -96,7 +103,9 @@ def run_load(
                 warmups = sum(task.warmup for task in job.tasks)
                 for number, task in enumerate(job.tasks, 1):
                     tell(WARM_UP if task.warmup else f"{REQUEST} {number - warmups} of {len(job.tasks) - warmups}")
+                    watcher.meter.read()  # beside the answer, so that its ends are known well
                     sample = _measure(session, task, job.shared_tokens, prompt_tokens)
+                    watcher.meter.read()
                     samples.append(sample)
                     record.append(folder, SampleLine(load=load_id, sample=sample))
                     if death := session.death():
@@ -110,6 +119,7 @@ def run_load(
         except EngineFailed as error:
             failure = ArmStatus(STATUS_OF.get(type(error), Status.CRASHED), str(error))
     settled = telemetry.memory_settled(watcher.baseline_bytes)
+    windows = [window for sample in samples if (window := _window(sample)) is not None]
     done = LoadRecord(
         id=load_id,
         stage=job.stage,
@@ -128,9 +138,30 @@ def run_load(
         settled=settled,
         cache=cache,
         thermal=thermal,
+        gpu_energy=watcher.meter.gpu_spent(windows),
+        cpu_energy=watcher.meter.cpu_spent(windows),
     )
     record.append(folder, done)
     return done, tuple(samples)
+
+
+def _set_limit(ballast: Ballast) -> None:
+    """Leave every GPU as much free memory as the limit says, and believe it when NVML does. Raises RunRefused."""
+    cards = ballast.adjust()
+    memory, wanted = gpus.memory(), sum(card.free_bytes for card in cards)
+    if memory is not None and len(gpus.cards()) == len(cards) and abs(memory.free_bytes - wanted) > HELD_BYTES:
+        raise RunRefused(
+            f"the ballast left {format_bytes(wanted)} of GPU memory and NVML sees {format_bytes(memory.free_bytes)}; "
+            "go on with --resume when no other program uses the GPU"
+        )
+
+
+def _window(sample: Sample) -> Window | None:
+    """The decoding of a measured answer that counts."""
+    if sample.warmup or sample.invalid is not None or len(sample.chunk_ns) < 2 or not sample.generated_tokens:
+        return None
+    first, last = sample.sent_ns + sample.chunk_ns[0], sample.sent_ns + sample.chunk_ns[-1]
+    return Window(first, last, sample.generated_tokens - 1)
 
 
 def is_timed(phase: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 import os
 import platform
@@ -18,13 +17,14 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from harness import gpus
 from harness.contract import Device
+from harness.gpu import Gpu
 
 ROOT = Path("/")
 CPU_FLAGS = (  # that inference kernels look for
@@ -32,14 +32,11 @@ CPU_FLAGS = (  # that inference kernels look for
     *("asimd", "asimddp", "i8mm", "sve", "sve2"),
 )
 CHANNEL = re.compile(r".*?channel[ _-]*[a-z0-9]", re.I)  # of "P0 CHANNEL A", "Controller0-ChannelA-DIMM0"
-UNIFIED = re.compile(r"\b(GB10|N1X?|Orin|Thor|Xavier|Tegra\w*)\b")  # the GPU has no memory of its own
-LEAST_GPU_BYTES = 256 << 20  # a smaller total is a carve-out or a sentinel, never a card
 VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 CPU_SENSORS = {  # chip, and how the label of a whole package begins, as Linux names them
     "coretemp": "Package", "k10temp": "Tctl", "zenpower": "Tdie", "cpu_thermal": "", "soc_thermal": "",
 }  # fmt: skip
 MOST_CELSIUS = 130  # no chip survives it, so it is not measured
-THROTTLES = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 HYPERVISORS = {  # what stands in maker, product or hypervisor type → its name
     "kvm": "KVM", "qemu": "QEMU", "vmware": "VMware", "virtualbox": "VirtualBox", "xen": "Xen", "amazon ec2": "EC2",
     "google compute engine": "Google Compute Engine", "virtual machine": "Hyper-V", "parallels": "Parallels",
@@ -47,58 +44,6 @@ HYPERVISORS = {  # what stands in maker, product or hypervisor type → its name
 }  # fmt: skip
 MODULE, LAST_STRUCTURE = 17, 127  # types of SMBIOS structures
 NO_RAM = frozenset({0x05, 0x06, 0x08, 0x09, 0x0A, 0x0B, 0x0C})  # kinds of module: video memory, caches, ROM, flash
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One NVIDIA GPU. `memory_bytes` is None for unified memory and under MIG: no number is a budget there."""
-
-    name: str
-    memory_bytes: int | None = None
-    unified: bool = False
-    mig: bool = False
-    driver: str | None = None
-    compute: str | None = None  # compute capability, "9.0"
-    bus_width_bits: int | None = None
-    memory_clock_mhz: int | None = None  # the highest
-    power_limit_w: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
-    """Memory of one GPU at this moment, over all processes."""
-
-    uuid: str
-    name: str
-    used_bytes: int
-    total_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process that holds memory of a GPU. Its name is None where it is not ours to see."""
-
-    pid: int
-    name: str | None
-    used_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState:
-    """One NVIDIA GPU at this moment. None is what this driver, card or permission does not answer."""
-
-    gpu: Gpu
-    used_bytes: int | None = None  # with what is reserved
-    reserved_bytes: int | None = None  # by the driver itself: 615 MiB on an idle H200
-    total_bytes: int | None = None
-    holders: tuple[Holder, ...] | None = None
-    display: bool | None = None  # a screen is drawn by it
-    celsius: float | None = None
-    slowdown_celsius: float | None = None  # where it begins to slow down
-    usual_power_w: float | None = None  # its power limit as shipped
-    lanes: int | None = None  # of PCIe, now
-    most_lanes: int | None = None  # that card and board have together
-    throttles: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +103,7 @@ def read(root: Path = ROOT) -> Machine:
     wsl = "microsoft" in release.lower()
     physical, logical = _cores(root)
     memory, available = _memory(root)
-    found = tuple(_gpus())
+    found = gpus.cards()
     hypervisor = _hypervisor(root)
     modules = Modules() if hypervisor or wsl else _modules(root)  # a virtual board makes them up
     return Machine(
@@ -189,7 +134,7 @@ def read(root: Path = ROOT) -> Machine:
         hypervisor=hypervisor,
         wsl_version=(2 if "wsl2" in release.lower() or "microsoft-standard" in release else 1) if wsl else None,
         wsl=wsl,
-        container=_in_container(root),
+        container=in_container(root),
         warnings=tuple(_warnings(root)),
     )
 
@@ -428,144 +373,7 @@ def _on_ac_power() -> bool | None:
     return None
 
 
-# ── GPUs ────────────────────────────────────────────────────────────────────────────────────
-
-
-@cache
-def nvml() -> Any | None:
-    """The NVML module, started; None without a driver. Every call on it can still fail: use `ask`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the deprecated wrapper of the same name warns when imported
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-        except Exception:
-            return None
-    return pynvml
-
-
-def ask(call: str, *arguments: Any) -> Any | None:
-    """One NVML call by name; None where this driver, card or permission does not answer it."""
-    library = nvml()
-    if library is None:
-        return None
-    try:
-        answer = getattr(library, call)(*arguments)
-    except (library.NVMLError, AttributeError, ValueError, UnicodeDecodeError):
-        return None
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
-
-
-def _handles() -> Iterator[Any]:
-    for index in range(_real(ask("nvmlDeviceGetCount"), 1) or 0):
-        handle = ask("nvmlDeviceGetHandleByIndex", index)
-        if handle is not None:
-            yield handle
-
-
-def _gpus() -> Iterator[Gpu]:
-    for handle in _handles():
-        name = ask("nvmlDeviceGetName", handle) or "NVIDIA GPU"
-        memory = _gpu_bytes(handle, name)
-        capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
-        limit_mw = _real(ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1)
-        yield Gpu(
-            name=name,
-            memory_bytes=memory[1] if memory else None,
-            unified=bool(UNIFIED.search(name)),
-            mig=_is_mig(handle),
-            driver=ask("nvmlSystemGetDriverVersion"),
-            compute=".".join(str(number) for number in capability) if capability else None,
-            bus_width_bits=_real(ask("nvmlDeviceGetMemoryBusWidth", handle), 1),
-            memory_clock_mhz=_real(ask("nvmlDeviceGetMaxClockInfo", handle, 2), 1),  # 2: memory
-            power_limit_w=None if limit_mw is None else limit_mw / 1000,
-        )
-
-
-def gpu_memory() -> tuple[GpuMemory, ...] | None:
-    """Used and total memory of every GPU that has its own; None where no GPU says so."""
-    found: list[GpuMemory] = []
-    for handle in _handles():
-        name = ask("nvmlDeviceGetName", handle) or "NVIDIA GPU"
-        if memory := _gpu_bytes(handle, name):
-            found.append(GpuMemory(ask("nvmlDeviceGetUUID", handle) or str(len(found)), name, *memory))
-    return tuple(found) or None
-
-
-def gpu_busy() -> float | None:
-    """Share of time that the busiest GPU worked, over its driver's last window (at most 1 s)."""
-    shares = [rates.gpu / 100 for handle in _handles() if (rates := ask("nvmlDeviceGetUtilizationRates", handle))]
-    return max(shares, default=None)
-
-
-def gpu_throttles() -> frozenset[str] | None:
-    """Why a GPU runs below its clock right now, in words; empty if none does; None if no GPU says."""
-    known = [found for handle in _handles() if (found := _throttles(handle)) is not None]
-    return frozenset[str]().union(*known) if known else None
-
-
-def _throttles(handle: Any) -> frozenset[str] | None:
-    bits = _real(ask("nvmlDeviceGetCurrentClocksEventReasons", handle), 0)
-    if bits is None:
-        bits = _real(ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle), 0)
-    return None if bits is None else frozenset(word for bit, word in THROTTLES.items() if bits & bit)
-
-
-def gpu_states(root: Path = ROOT) -> tuple[GpuState, ...]:
-    """Every GPU that NVML answers for, as it is now."""
-    return tuple(_state(handle, gpu, root) for handle, gpu in zip(_handles(), _gpus(), strict=False))
-
-
-def _state(handle: Any, gpu: Gpu, root: Path) -> GpuState:
-    memory = _gpu_bytes(handle, gpu.name)
-    usual_mw = _real(ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1)
-    slowdown = _real(ask("nvmlDeviceGetTemperatureThreshold", handle, 1), 1)  # 1: slowdown
-    display = ask("nvmlDeviceGetDisplayActive", handle)
-    parts = ask("nvmlDeviceGetMemoryInfo", handle, getattr(nvml(), "nvmlMemory_v2", None)) if memory else None
-    return GpuState(
-        gpu=gpu,
-        used_bytes=memory and memory[0],
-        reserved_bytes=_real(getattr(parts, "reserved", None), 0),
-        total_bytes=memory and memory[1],
-        holders=_holders(handle, root),
-        display=None if display is None else bool(display),
-        celsius=_hottest(each for each in [_real(ask("nvmlDeviceGetTemperature", handle, 0), 1)] if each),
-        slowdown_celsius=_hottest([slowdown] if slowdown else []),
-        usual_power_w=None if usual_mw is None else usual_mw / 1000,
-        lanes=_real(ask("nvmlDeviceGetCurrPcieLinkWidth", handle), 1),
-        most_lanes=_real(ask("nvmlDeviceGetMaxPcieLinkWidth", handle), 1),
-        throttles=_throttles(handle),
-    )
-
-
-def _holders(handle: Any, root: Path) -> tuple[Holder, ...] | None:
-    """Processes with memory of this GPU, the largest first. In a container their numbers are the host's."""
-    calls = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-    lists = [told for call in calls if (told := ask(call, handle)) is not None]
-    if not lists:
-        return None
-    sizes: dict[int, int | None] = {}
-    for process in itertools.chain.from_iterable(lists):
-        used = _real(getattr(process, "usedGpuMemory", None), 0)
-        sizes[int(process.pid)] = max(
-            (each for each in (used, sizes.get(process.pid)) if each is not None), default=None
-        )
-    named = not _in_container(root)
-    found = [Holder(pid, _process_name(pid) if named else None, used) for pid, used in sizes.items()]
-    return tuple(sorted(found, key=lambda each: -(each.used_bytes or 0)))
-
-
-def _process_name(pid: int) -> str | None:
-    with contextlib.suppress(psutil.Error, OSError):
-        return psutil.Process(pid).name() or None
-    return None
-
-
-def gpu_celsius() -> float | None:
-    """Of the hottest GPU; None where no driver tells."""
-    answers = (_real(ask("nvmlDeviceGetTemperature", handle, 0), 1) for handle in _handles())  # 0: the chip
-    return _hottest(answer for answer in answers if answer is not None)
+# ── heat ────────────────────────────────────────────────────────────────────────────────────
 
 
 def cpu_celsius() -> float | None:
@@ -593,26 +401,7 @@ def _hottest(celsius: Iterable[float]) -> float | None:
     return max((each for each in celsius if 0 < each < MOST_CELSIUS), default=None)
 
 
-def _gpu_bytes(handle: Any, name: str) -> tuple[int, int] | None:
-    """Used and total bytes, or None where they are no budget: unified memory, MIG, sentinels."""
-    if UNIFIED.search(name) or _is_mig(handle):
-        return None
-    memory = ask("nvmlDeviceGetMemoryInfo", handle)
-    total = _real(getattr(memory, "total", None), LEAST_GPU_BYTES)
-    used = _real(getattr(memory, "used", None), 0)
-    return None if total is None or used is None or used > total else (used, total)
-
-
-def _is_mig(handle: Any) -> bool:
-    mode = ask("nvmlDeviceGetMigMode", handle)
-    return bool(mode and mode[0] == 1)
-
-
-def _real(value: Any, least: int) -> int | None:
-    """A whole number that NVML really measured: not "not available" (all bits set), not below `least`."""
-    if not isinstance(value, int) or value in (2**32 - 1, 2**64 - 1) or value < least:
-        return None
-    return value
+# ── GPUs ────────────────────────────────────────────────────────────────────────────────────
 
 
 def _visible_gpus(root: Path, found: Iterable[Gpu]) -> Iterator[str]:
@@ -642,7 +431,7 @@ def _system() -> str:
     return platform.system()
 
 
-def _in_container(root: Path) -> bool:
+def in_container(root: Path) -> bool:
     if any((root / mark).exists() for mark in (".dockerenv", "run/.containerenv")):
         return True
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.environ.get("container"):  # noqa: SIM112

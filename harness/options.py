@@ -149,6 +149,15 @@ class Options:
     stand_in: str | None = _option(
         None, _text, "a stand-in device of this size in place of a GPU: placement is real, speed is not", "SIZE", WHOLE
     )
+    vram_limit: str | None = _option(
+        None, _text, "hold every GPU to this much free memory, as a smaller card; several with commas", "SIZE"
+    )
+    gpu_in_use: str = _option(
+        "wait",
+        _one_of("wait", "refuse", "go-on"),
+        "if other programs hold GPU memory: wait (a minute, then go on), refuse, or go-on",
+        "WORD",
+    )
     llama_server: str | None = _option(None, _text, "path of llama-server, or of the folder that holds it", "PATH")
     ollama: str | None = _option(None, _text, "path of ollama, or `attach` to use the daemon that runs", "PATH")
     openai: str | None = _option(None, _text, "table of servers for openai@NAME, in TOML", "FILE")

@@ -79,6 +79,8 @@ def device_bytes(header: Header, contender: Contender) -> int | None:
     """Device memory in all; 0 without a device, None if nobody tells."""
     if contender.settings.stand_in_bytes is not None:
         return contender.settings.stand_in_bytes
+    if contender.settings.device_limit_bytes is not None:
+        return contender.settings.device_limit_bytes
     devices = contender.engine.devices if contender.engine else ()
     if contender.settings.rpc:
         return None
@@ -101,6 +103,8 @@ def _free_bytes(header: Header, contender: Contender, load: LoadRecord) -> int |
         return None if buffers is None else total - sum(each.bytes for each in buffers if not each.on_host)
     if contender.engine is not None and len(contender.engine.devices) not in (0, len(header.machine.gpus)):
         return None  # the driver tells of GPUs that this engine does not see
+    if load.telemetry is not None and load.telemetry.gpu_free_bytes is not None:
+        return load.telemetry.gpu_free_bytes
     before = load.quiet.gpu_used_bytes if load.quiet else None
     grown = load.telemetry.vram_bytes if load.telemetry else None
     return None if before is None or grown is None else total - before - grown

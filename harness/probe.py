@@ -7,15 +7,17 @@ run folder and never analysed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import baseline, download, likeness, placement, plan, process, prompts, synth
+from harness import ballast, baseline, download, gpus, likeness, placement, plan, preflight, process, prompts, synth
 from harness import machine as machines
 from harness import model as models
 from harness.arms import apply_knobs, parse_arms
+from harness.ballast import Ballast
 from harness.contract import Arm, Engine, Placement, Realised, Settings
 from harness.engines import hints
 from harness.errors import ModelError, RunRefused, Unavailable, UsageError
@@ -28,7 +30,7 @@ from harness.placement import Predicted
 from harness.plan import ArmStatus, Status
 from harness.record import Contender, LoadRecord
 from harness.registry import backend, backends
-from harness.sizes import parse_size
+from harness.sizes import format_bytes, parse_size
 
 PROBES = 2  # one stall of the machine must not cost an arm
 PROBE_TOKENS = plan.OUT_TOKENS[0]
@@ -69,6 +71,8 @@ class Field:
     contenders: tuple[Contender, ...]
     notes: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()  # which arms are one placement, and why, in sentences
+    ballast: Ballast | None = None  # that holds the GPUs to a smaller size
+    foreign_gpu_bytes: int | None = None  # that other programs hold; None: not much
 
     @property
     def context(self) -> int | None:
@@ -85,6 +89,7 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
     if ended:
         watch(Progress(f"ended {len(ended)} processes that a killed run had left: {', '.join(map(str, ended))}"))
     machine = machines.read()
+    _check_limit(options, machine)
     arms = parse_arms(options.arms)
     model = model or find_facts(options.model, watch)
     given, options = options, dataclasses.replace(options, context=_context(arms, options, model))
@@ -99,6 +104,7 @@ def find_field(options: Options, watch: Watch, *, model: Model | None = None, me
         notes=(
             *machine.warnings,
             *_unused_gpus(machine, engines, options),
+            *_wrong_devices(machine, engines, options),
             *_setting_notes(options, given),
             *_prompt_notes(model),
         ),
@@ -146,6 +152,14 @@ def _unused_gpus(machine: Machine, engines: Mapping[str, Engine | Unavailable], 
     for engine in engines.values():
         if isinstance(engine, Engine) and options.stand_in is None and engine.origin != "attached":
             sentence = machines.unused_gpu(machine, engine.devices)
+            if sentence:
+                yield f"{engine}: {sentence}"
+
+
+def _wrong_devices(machine: Machine, engines: Mapping[str, Engine | Unavailable], options: Options) -> Iterator[str]:
+    for engine in engines.values():
+        if isinstance(engine, Engine) and options.stand_in is None:
+            sentence = preflight.wrong_device(engine.devices, machine)
             if sentence:
                 yield f"{engine}: {sentence}"
 
@@ -214,7 +228,7 @@ def find_engines(arms: Sequence[Arm], options: Options) -> Mapping[str, Engine |
 
 def matched_settings(machine: Machine, options: Options, has_device: bool) -> Settings:
     """Equal on all arms. One core stays free: with all cores one foreign process stalls spinning workers."""
-    stand_in = stand_in_bytes(options, machine)
+    stand_in, limit = stand_in_bytes(options, machine), limit_bytes(options, machine)
     if options.settings == "stock":
         return Settings(
             context=None,
@@ -225,6 +239,7 @@ def matched_settings(machine: Machine, options: Options, has_device: bool) -> Se
             kv_v=None,
             depth=options.depth,
             stand_in_bytes=stand_in,
+            device_limit_bytes=limit,
         )
     return Settings(
         context=options.context,
@@ -234,6 +249,7 @@ def matched_settings(machine: Machine, options: Options, has_device: bool) -> Se
         load_mode="auto" if has_device and stand_in is None else "none",
         prompt_cache="off",
         stand_in_bytes=stand_in,
+        device_limit_bytes=limit,
     )
 
 
@@ -242,6 +258,60 @@ def stand_in_bytes(options: Options, machine: Machine) -> int | None:
     if options.stand_in is None:
         return None
     return machine.memory_bytes if options.stand_in == WHOLE else parse_size(options.stand_in)
+
+
+def limit_bytes(options: Options, machine: Machine) -> int | None:
+    """What all GPUs together are held to; None without a limit. Raises UsageError."""
+    if options.vram_limit is None:
+        return None
+    limits = ballast.limits_of(options.vram_limit)
+    return sum(limits) if len(limits) > 1 else limits[0] * max(1, len(machine.gpus))
+
+
+def _check_limit(options: Options, machine: Machine) -> None:
+    if options.vram_limit is None:
+        return
+    if options.stand_in is not None:
+        raise UsageError("--vram-limit holds a real GPU and --stand-in needs none; give one of the two")
+    limit_bytes(options, machine)
+    if not machine.gpus:
+        raise UsageError(
+            f"--vram-limit needs an NVIDIA GPU and this machine shows none; --stand-in={options.vram_limit} "
+            "shows where weights would go"
+        )
+
+
+@contextlib.contextmanager
+def on_gpus(field: Field, options: Options, log: Path, watch: Watch) -> Iterator[Field]:
+    """The field once others have left its GPUs, which are held to a smaller size, if so asked, until the block ends.
+
+    Raises RunRefused, Unavailable or UsageError.
+    """
+    if options.stand_in is not None or not field.machine.gpus:
+        yield field
+        return
+    policy = "go-on" if options.no_wait and options.gpu_in_use == "wait" else options.gpu_in_use
+    cleared = preflight.clear(policy, field.machine, say=lambda text: watch(Progress(text, lasting=False)))
+    notes = [f"{each} as the run began" for each in cleared.foreign if preflight.is_large(each)]
+    states = gpus.states()
+    for number, state in enumerate(states):
+        notes += [f"{fact}; {step}" for _, fact, step in preflight.slowing(state, preflight.name_of(number, states))]
+    with contextlib.ExitStack() as stack:
+        held = None
+        if options.vram_limit is not None:
+            watch(Progress("holding GPU memory", lasting=False))
+            held = stack.enter_context(ballast.hold(ballast.limits_of(options.vram_limit), log))
+            notes += [_held(card, limit) for card, limit in zip(held.cards, held.limits, strict=True)]
+        yield dataclasses.replace(
+            field, ballast=held, foreign_gpu_bytes=cleared.large_bytes, notes=(*field.notes, *notes)
+        )
+
+
+def _held(card: ballast.Card, limit: int) -> str:
+    return (
+        f"{card.name}, a card of {format_bytes(card.total_bytes)}, is held to {format_bytes(limit)} of free memory: "
+        "its capacity is emulated, its bandwidth is its own"
+    )
 
 
 def _contender(arm: Arm, engine: Engine | Unavailable, model: Model, machine: Machine, options: Options) -> Contender:
@@ -419,6 +489,7 @@ def job_of(field: Field, contender: Contender, stage: str, tasks: Sequence[Task]
         model=field.model.file,
         settings=contender.settings,
         tasks=tuple(tasks),
+        ballast=field.ballast,
         shared_tokens=int(field.model.add_bos),  # a BOS token stands before every prompt and may come from a cache
     )
 

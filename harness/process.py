@@ -28,6 +28,7 @@ from harness.errors import RunRefused
 
 OWNER = "LLAMADUEL_OWNER"  # the mark of the harness
 CHILD = "LLAMADUEL_CHILD"  # one value for a child and all that it starts
+ASIDE = "LLAMADUEL_ASIDE"  # set to 1: such a child is ours, ended like the others, and is no engine
 SCRUBBED = re.compile(r"^(LLAMA_|GGML_|OLLAMA_|MTMD_|AIP_MODE$)")
 STOP_S = 1.0  # an engine with a request in flight may never follow a signal
 TAIL_BYTES = 64 * 1024
@@ -102,10 +103,13 @@ class Child:
 
 
 @contextlib.contextmanager
-def start(argv: Sequence[str], log: Path, environment: Mapping[str, str], stop_s: float = STOP_S) -> Iterator[Child]:
+def start(
+    argv: Sequence[str], log: Path, environment: Mapping[str, str], stop_s: float = STOP_S, *, piped: bool = False
+) -> Iterator[Child]:
     """Run a command until the block ends; whatever happens, it and its children are gone then.
 
-    Raises OSError if it cannot be started.
+    `piped` leaves its stdin and stdout to the caller, as unbuffered pipes of `Child.process`; stdin
+    ends when the block does, or when we do. Raises OSError if it cannot be started.
     """
     _start_guard()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -113,12 +117,20 @@ def start(argv: Sequence[str], log: Path, environment: Mapping[str, str], stop_s
     marked = dict(environment) | {OWNER: owner(), CHILD: mark}
     with log.open("ab") as sink:
         process = psutil.Popen(
-            list(argv), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=marked, start_new_session=True
+            list(argv),
+            bufsize=0,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else sink,
+            stderr=sink,
+            env=marked,
+            start_new_session=True,
         )
     child = Child(process, mark, log)
     try:
         yield child
     finally:
+        for pipe in (process.stdin, process.stdout) if piped else ():
+            pipe.close()
         stop(child, stop_s)
 
 

@@ -370,6 +370,8 @@ def _machine(header: Header) -> str:
     sizes = {each.settings.stand_in_bytes for each in header.contenders} - {None}
     words = words or [header.machine.cpu or NONE]
     words += [f"stand-in device of {format_bytes(size)}" for size in sorted(filter(None, sizes))]
+    limits = {each.settings.device_limit_bytes for each in header.contenders} - {None}
+    words += [f"held to {format_bytes(size)}" for size in sorted(filter(None, limits))]
     return ", ".join(words)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.contract import Engine, Realised, Settings, is_measurable
+from harness.energy import Idle, Spent
 from harness.errors import RunRefused
 from harness.gates import PageCache, Thermal
 from harness.machine import Machine
@@ -114,6 +115,7 @@ class Header:
     notes: tuple[str, ...] = ()
     search: Search | None = None
     host_probe: HostProbe | None = None  # of memory; None: not needed, or it could not run
+    foreign_gpu_bytes: int | None = None  # that other programs held as it began; None: not much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ class LoadRecord:
     settled: Settled | None = None
     cache: PageCache | None = None
     thermal: Thermal | None = None
+    gpu_energy: Spent | None = None  # of the measured answers, first token to last
+    cpu_energy: Spent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +158,7 @@ class Run:
     folder: Path
     header: Header
     loads: tuple[LoadRecord, ...] = ()
+    idle: tuple[Idle, ...] = ()  # the machine at rest, before the blocks and after them
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     def samples_of(self, load: LoadRecord) -> tuple[Sample, ...]:
@@ -161,6 +166,8 @@ class Run:
         return tuple(sample for sample in self.samples.get(load.id, ()) if not sample.warmup)
 
 
+Line = LoadRecord | SampleLine | Idle
+KINDS: dict[str, type[Line]] = {"load": LoadRecord, "sample": SampleLine, "idle": Idle}
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
@@ -240,9 +247,9 @@ def create(folder: Path, header: Header) -> None:
         partial.rename(folder / HEADER)
 
 
-def append(folder: Path, record: LoadRecord | SampleLine) -> None:
+def append(folder: Path, record: Line) -> None:
     """One line, on disk when this returns. Raises RunRefused."""
-    kind = "load" if isinstance(record, LoadRecord) else "sample"
+    kind = next(word for word, kind in KINDS.items() if isinstance(record, kind))
     line = {"format": FORMAT, "kind": kind, **to_json(record)}
     text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     with (
@@ -273,28 +280,32 @@ def _read(folder: Path) -> Run:
     if header.format != FORMAT:
         raise RunRefused(f"{path} has format {header.format}; this version reads {FORMAT}")
     loads: list[LoadRecord] = []
+    idle: list[Idle] = []
     samples: dict[str, list[Sample]] = {}
     for record in _lines(folder / LINES):
         if isinstance(record, LoadRecord):
             loads.append(record)
+        elif isinstance(record, Idle):
+            idle.append(record)
         else:
             samples.setdefault(record.load, []).append(record.sample)
     return Run(
         folder=folder,
         header=header,
         loads=tuple(loads),
+        idle=tuple(idle),
         samples={load: tuple(found) for load, found in samples.items()},
     )
 
 
-def _lines(path: Path) -> Iterable[LoadRecord | SampleLine]:
+def _lines(path: Path) -> Iterable[Line]:
     if not path.exists():
         return
     text = path.read_bytes()
     for number, line in enumerate(text.splitlines(keepends=True), 1):
         try:
             data = _parsed(line)
-            kind = LoadRecord if data.pop("kind") == "load" else SampleLine
+            kind = KINDS[data.pop("kind")]
             if data.pop("format") != FORMAT:
                 raise RunRefused(f"{path}, line {number}: another format than {FORMAT}")
             yield _adapter(kind).validate_python(data)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
-from harness import physics
+from harness import hardware, physics
 from harness.answer import (
     answer,
     best_commands,
@@ -20,7 +20,8 @@ from harness.charts import Picture, pictures
 from harness.compare import Comparison, Row, all_rows
 from harness.curve import curves, draw
 from harness.gates import BAND_C, Temperatures
-from harness.machine import Gpu, Machine
+from harness.gpu import Gpu
+from harness.machine import Machine
 from harness.parity import OVERCLAIM, Parity, claims, parity, spoken
 from harness.placement import Cell, held_bytes
 from harness.plan import Status
@@ -85,8 +86,10 @@ def report(comparison: Comparison) -> str:
         "## Where the weights were",
         *drawn["memory"],
         _placements(comparison),
+        *hardware.witnesses(comparison),
         "## What memory allows",
         _physics(comparison),
+        *hardware.joules(comparison),
         "## Machine",
         _machine(comparison),
         "## Every load in time order",
@@ -230,6 +233,7 @@ def _integrity(comparison: Comparison) -> str:
         ("loads of blocks that were repeated", str(comparison.repeated_loads)),
         ("invalid samples", str(sum(row.invalid_samples for row in all_rows(comparison)))),
         *_between_loads(comparison),
+        *hardware.watched(comparison),
         ("finished", "yes" if comparison.finished else f"no: stopped after {count(comparison.blocks_run, 'block')}"),
         ("output", _outputs(comparison)),
         ("plan, hashed before block 1", header.plan_digest),

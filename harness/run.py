@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from harness import baseline, gates, physics, placement, plan, record, verdict
+from harness import baseline, energy, gates, physics, placement, plan, record, verdict
 from harness import machine as machines
 from harness import model as models
 from harness.arms import parse_arms
@@ -44,6 +44,7 @@ from harness.probe import (
     find_field,
     job_of,
     no_arm,
+    on_gpus,
     probe,
     require_weights,
     task,
@@ -52,6 +53,7 @@ from harness.probe import (
 from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Search
 
 PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf", "xllamacpp")
+BALLAST_LOG = Path("engines") / "ballast.log"
 SLUG = 48  # signs, at most
 DEFAULT_BLOCKS = 6  # of the synthetic default model: a look around in a few minutes
 
@@ -68,8 +70,8 @@ def run(options: Options, watch: Watch, *, merge_aliases: bool = True) -> Run:
     options = _check(field, options)
     for told in cannot_run(field.contenders):
         watch(Progress(told))
-    with new_folder(options, field) as folder:
-        return run_field(field, options, folder, {}, watch)
+    with new_folder(options, field) as folder, on_gpus(field, options, folder / BALLAST_LOG, watch) as held:
+        return run_field(held, options, folder, {}, watch)
 
 
 @contextlib.contextmanager
@@ -271,6 +273,7 @@ def _header(
         command=command_of(options, drawn.seed),
         search=search,
         host_probe=host,
+        foreign_gpu_bytes=field.foreign_gpu_bytes,
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *field.merged, *found.notes),
     )
@@ -330,6 +333,7 @@ def _run_blocks(
     with contextlib.suppress(KeyboardInterrupt):  # what was measured is in the folder
         if (planned := plan.next_load(drawn, outcomes)) is not None:
             _burn_in(begun, planned, contenders[drawn.reference], field, options, prompt_tokens, watch)
+            _rest(begun, options, watch)
         began, loads_before = time.monotonic(), len(outcomes)
         while (planned := plan.next_load(drawn, outcomes)) is not None:
             done = len(outcomes)
@@ -363,6 +367,8 @@ def _run_blocks(
                     now, text=told, lasting=True, done=done + 1, seconds_left=None, speeds=_speeds(drawn, outcomes)
                 )
             )
+        if len(outcomes) > loads_before:
+            _rest(begun, options, watch)
     watch(Progress("judging, and writing the report", lasting=False))
 
 
@@ -422,6 +428,15 @@ def _burn_in(
             return
         ends.append((time.monotonic() - began, load.thermal.end.gpu_c))
         tell(f"GPU at {load.thermal.end.gpu_c:.0f} °C")
+
+
+def _rest(begun: Run, options: Options, watch: Watch) -> None:
+    """What the machine draws while no engine runs, where it counts that and claims are made."""
+    if options.no_wait or begun.header.plan.preset != "confirm":
+        return
+    watch(Progress("measuring what the machine draws at rest", lasting=False))
+    if (idle := energy.measure_idle()) is not None:
+        record.append(begun.folder, idle)
 
 
 def _speeds(drawn: Plan, outcomes: Sequence[Outcome]) -> tuple[tuple[str, str], ...]:
@@ -527,9 +542,9 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
             changes.append(f"{contender.engine} is now {'gone' if isinstance(engine, Unavailable) else engine}")
     if changes:
         raise RunRefused(f"{folder} cannot be continued: {'; '.join(dict.fromkeys(changes))}; start a new run")
-    with record.lock(folder):
+    with record.lock(folder), on_gpus(field, options, folder / BALLAST_LOG, watch) as held:
         record.repair(folder)
-        _run_blocks(record.read(folder), field, options, {}, watch)
+        _run_blocks(record.read(folder), held, options, {}, watch)
     return record.read(folder)
 
 

@@ -1,8 +1,9 @@
 """Who else uses this machine, and what a load costs it: watched from beside, never from inside.
 
 Foreign CPU is what is busy, less our own process tree and kernel threads, plus what the
-hypervisor took (steal), in cores. A reading is a set of counters at one moment; everything said
-about a window is computed from readings by pure functions.
+hypervisor took (steal), in cores. A reading is a set of counters at one moment, stamped by the
+clock that stamps tokens; everything said about a window is computed from readings by pure
+functions. A thread of its own takes them, and looks so seldom that it costs at most 1 % of a core.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import statistics
 import sys
 import threading
 import time
@@ -22,15 +24,20 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from harness import machine, process
+from harness import gpus, process
 from harness.contract import Say
+from harness.energy import Meter
+from harness.gpu import Glance
+from harness.preflight import HELD_BYTES
 
 FOREIGN_CORES = 0.3  # above it, a load is disturbed
 FOREIGN_GPU = 0.2  # share of time; a desktop alone stays below
-SETTLED_BYTES = 256 << 20  # of GPU memory over the baseline
 WINDOW_S = 1.0
 SHORTEST_S = 0.5  # between two readings
-CPU_SHARE = 0.01  # of one core, at most, for reading
+METER_S = 0.1  # between two looks at energy counters, which step that often
+CPU_SHARE = 0.004  # of one core, at most, for readings
+METER_SHARE = 0.005  # for energy counters: 4 ms a look on a large card
+WORKS = 0.05  # share of time from which on a card is working, and its clock counts; with experts on the host it waits
 HAS_PROC = sys.platform.startswith("linux")
 
 
@@ -45,10 +52,16 @@ class Reading:
     kernel_s: float | None = None  # of kernel threads
     rss_bytes: int | None = None  # of the engines' processes; None too while there is none
     major_faults: int | None = None  # of those that live
-    gpu_used_bytes: int | None = None
+    gpus: tuple[Glance, ...] = ()
+    engine_gpu_bytes: int | None = None  # of GPU memory, by the driver's list of processes
     swap_used_bytes: int | None = None
     memory_stall_s: float | None = None  # that some task waited for memory
-    throttles: frozenset[str] | None = None
+
+    @property
+    def gpu_used_bytes(self) -> int | None:
+        """Of all cards, over all processes."""
+        memory = gpus.memory(self.gpus)
+        return None if memory is None else memory.used_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,18 @@ class Telemetry:
     swap_growth_bytes: int | None = None
     memory_stall_s: float | None = None
     throttles: tuple[str, ...] | None = None  # every reason seen
+    engine_vram_bytes: int | None = None  # the most that the driver's list of processes says of our engines
+    gpu_free_bytes: int | None = None  # the least of any card
+    gpu_busy: float | None = None  # mean share of time that the busiest card worked
+    gpu_power_w: float | None = None  # mean of all cards together
+    gpu_celsius: float | None = None  # the most
+    gpu_clock_mhz: float | None = None  # median of the cards that work, while they do
+    gpu_memory_clock_mhz: float | None = None
+    link_generation: int | None = None  # of PCIe, the most seen: an idle link rests
+    lanes: int | None = None
+    sent_bytes: int | None = None  # by the cards over PCIe
+    received_bytes: int | None = None
+    watch_share: float | None = None  # CPU time of the watching thread, in cores
 
     @property
     def disturbed(self) -> bool | None:
@@ -130,20 +155,61 @@ def summarise(readings: Sequence[Reading], baseline_bytes: int | None = None) ->
     """One load from its readings, in time order. `baseline_bytes` is GPU memory before it (first reading)."""
     first = readings[0]
     base = first.gpu_used_bytes if baseline_bytes is None else baseline_bytes
-    peak_gpu = max((r.gpu_used_bytes for r in readings if r.gpu_used_bytes is not None), default=None)
+    peak_gpu = _most(each.gpu_used_bytes for each in readings)
     swap = [r.swap_used_bytes for r in readings if r.swap_used_bytes is not None]
     stall = [r.memory_stall_s for r in readings if r.memory_stall_s is not None]
-    reasons = [r.throttles for r in readings if r.throttles is not None]
+    reasons = [found for each in readings if (found := gpus.throttles(each.gpus)) is not None]
+    glances = [glance for each in readings for glance in each.gpus]
+    working = [each for each in glances if each.busy is not None and each.busy >= WORKS]
+    free = [each.free_bytes for each in glances if each.free_bytes is not None]
     return Telemetry(
         seconds=readings[-1].at_s - first.at_s,
-        peak_rss_bytes=max((r.rss_bytes for r in readings if r.rss_bytes is not None), default=None),
+        peak_rss_bytes=_most(each.rss_bytes for each in readings),
         vram_bytes=None if base is None or peak_gpu is None else max(0, peak_gpu - base),
         foreign_cores=foreign_mean(readings),
         major_faults=_climb([r.major_faults for r in readings]),
         swap_growth_bytes=max(swap) - swap[0] if swap else None,
         memory_stall_s=stall[-1] - stall[0] if stall else None,
         throttles=tuple(sorted(frozenset[str]().union(*reasons))) if reasons else None,
+        engine_vram_bytes=_most(each.engine_gpu_bytes for each in readings),
+        gpu_free_bytes=min(free, default=None),
+        gpu_busy=_mean(gpus.busy(each.gpus) for each in readings),
+        gpu_power_w=_mean(_sum([glance.power_w for glance in each.gpus]) for each in readings),
+        gpu_celsius=max((each.celsius for each in glances if each.celsius is not None), default=None),
+        gpu_clock_mhz=_median(each.clock_mhz for each in working),
+        gpu_memory_clock_mhz=_median(each.memory_clock_mhz for each in working),
+        link_generation=_most(each.link_generation for each in glances),
+        lanes=_most(each.lanes for each in glances),
+        sent_bytes=_grown([_sum([glance.sent_bytes for glance in each.gpus]) for each in readings]),
+        received_bytes=_grown([_sum([glance.received_bytes for glance in each.gpus]) for each in readings]),
     )
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((each for each in values if each is not None), default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return statistics.median(known) if known else None
+
+
+def _sum(parts: Sequence[float | None]) -> float | None:
+    """None unless every card tells."""
+    known = [each for each in parts if each is not None]
+    return sum(known) if known and len(known) == len(parts) else None
+
+
+def _grown(counters: Sequence[float | None]) -> int | None:
+    """Of a counter that only grows; None if it was not told at both ends, or began anew between."""
+    if not counters or counters[0] is None or counters[-1] is None or counters[-1] < counters[0]:
+        return None
+    return int(counters[-1] - counters[0])
 
 
 def _growth(before: float | None, after: float | None) -> float | None:
@@ -185,20 +251,19 @@ class Reader:
     def read(self) -> Reading:
         times = psutil.cpu_times()
         busy_s = sum(getattr(times, name) for name in ("user", "nice", "system"))
-        own_s, kernel_s, rss_bytes, faults = self._processes()
-        gpus = machine.gpu_memory()
+        own_s, kernel_s, rss_bytes, faults, engines = self._processes()
         return Reading(
-            at_s=time.monotonic(),
+            at_s=time.perf_counter(),
             busy_s=busy_s or None,  # some sandboxes show none
             steal_s=getattr(times, "steal", None),
             own_s=own_s,
             kernel_s=kernel_s,
             rss_bytes=rss_bytes,
             major_faults=faults,
-            gpu_used_bytes=None if gpus is None else sum(gpu.used_bytes for gpu in gpus),
+            gpus=gpus.glances(),
+            engine_gpu_bytes=_held_by(engines),
             swap_used_bytes=_swap_used(),
             memory_stall_s=self._memory_stall(),
-            throttles=machine.gpu_throttles(),
         )
 
     def engine_pids(self) -> tuple[int, ...]:
@@ -208,8 +273,8 @@ class Reader:
         stats = dict(self._stats())
         return tuple(pid for pid, stat in stats.items() if self._is_marked(pid, stat))
 
-    def _processes(self) -> tuple[float | None, float | None, int | None, int | None]:
-        """Own seconds, kernel-thread seconds, engines' resident bytes and major faults."""
+    def _processes(self) -> tuple[float | None, float | None, int | None, int | None, set[int]]:
+        """Own seconds, kernel-thread seconds, engines' resident bytes and major faults, and their pids."""
         if not HAS_PROC:
             return self._processes_by_psutil()
         stats = dict(self._stats())
@@ -221,16 +286,18 @@ class Reader:
             sum(stat.cpu_ticks for pid, stat in stats.items() if 2 in (pid, stat.parent)) * self._tick_s,
             sum(stats[pid].rss_pages for pid in engines) * self._page_bytes if engines else None,
             sum(stats[pid].major_faults for pid in engines) if engines else None,
+            engines,
         )
 
-    def _processes_by_psutil(self) -> tuple[float | None, None, int | None, None]:
-        own_s, rss_bytes, seen = 0.0, 0, False
+    def _processes_by_psutil(self) -> tuple[float | None, None, int | None, None, set[int]]:
+        own_s, rss_bytes, engines = 0.0, 0, set[int]()
         for child in (psutil.Process(), *_children()):
             with contextlib.suppress(psutil.Error):
                 own_s += sum(child.cpu_times()[:4])
                 if _carries_mark(child.pid):
-                    rss_bytes, seen = rss_bytes + int(child.memory_info().rss), True
-        return own_s, None, rss_bytes if seen else None, None
+                    rss_bytes += int(child.memory_info().rss)
+                    engines.add(child.pid)
+        return own_s, None, rss_bytes if engines else None, None, engines
 
     def _stats(self) -> Iterator[tuple[int, _Stat]]:
         for entry in os.scandir(self._proc):
@@ -288,14 +355,25 @@ def _children() -> list[psutil.Process]:
 
 
 def _carries_mark(pid: int, proc: Path | None = None) -> bool:
-    wanted = f"{process.OWNER}={process.owner()}".encode()
+    """Whether it is an engine of ours: a child that carries our mark and does not stand aside."""
     if proc is not None:
         with contextlib.suppress(OSError):
-            return wanted in (proc / str(pid) / "environ").read_bytes().split(b"\0")
+            told = set((proc / str(pid) / "environ").read_bytes().split(b"\0"))
+            return f"{process.OWNER}={process.owner()}".encode() in told and f"{process.ASIDE}=1".encode() not in told
         return False
     with contextlib.suppress(psutil.Error, OSError):
-        return psutil.Process(pid).environ().get(process.OWNER) == process.owner()
+        environment = psutil.Process(pid).environ()
+        return environment.get(process.OWNER) == process.owner() and process.ASIDE not in environment
     return False
+
+
+def _held_by(pids: set[int]) -> int | None:
+    """GPU memory of these processes by the driver's lists; None where it does not name them, as in a container."""
+    if not pids:
+        return None
+    found = [each.used_bytes for card in gpus.holders() if card is not None for each in card if each.pid in pids]
+    known = [size for size in found if size is not None]
+    return sum(known) if known and len(known) == len(found) else None
 
 
 def _swap_used() -> int | None:
@@ -323,7 +401,7 @@ def wait_until_quiet(
     gpu_limit: float = FOREIGN_GPU,
     say: Say | None = None,
     read: Callable[[], Reading] | None = None,
-    gpu_busy: Callable[[], float | None] = machine.gpu_busy,
+    gpu_busy: Callable[[], float | None] = gpus.busy,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Quiet:
     """Wait until others use at most `limit` cores and `gpu_limit` of a GPU, `wait_s` at most; then go on.
@@ -354,7 +432,7 @@ def memory_settled(
     baseline_bytes: int | None,
     wait_s: float = 30.0,
     *,
-    slack_bytes: int = SETTLED_BYTES,
+    slack_bytes: int = HELD_BYTES,
     look: Callable[[], tuple[int | None, tuple[int, ...]]] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -377,8 +455,8 @@ def memory_settled(
 
 
 def _look() -> tuple[int | None, tuple[int, ...]]:
-    gpus = machine.gpu_memory()
-    return None if gpus is None else sum(gpu.used_bytes for gpu in gpus), Reader().engine_pids()
+    memory = gpus.memory()
+    return None if memory is None else memory.used_bytes, Reader().engine_pids()
 
 
 def _resident(pids: Iterable[int]) -> int | None:
@@ -390,33 +468,51 @@ def _resident(pids: Iterable[int]) -> int | None:
 
 
 class Watcher:
-    """Takes readings in a thread of its own until it is stopped."""
+    """Takes readings in a thread of its own until it is stopped. `meter` holds those of energy counters."""
 
-    def __init__(self, read: Callable[[], Reading], baseline_bytes: int | None) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], Reading], baseline_bytes: int | None, meter: Meter) -> None:
+        self._read, self.meter = read, meter
         self._readings = [read()]
+        self._metered = meter.read()
         first = self._readings[0].gpu_used_bytes
         self.baseline_bytes = first if baseline_bytes is None else baseline_bytes  # GPU memory before the load
+        self._cpu_s = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
 
     def summary(self) -> Telemetry:
         """What was seen so far."""
-        return summarise(tuple(self._readings), self.baseline_bytes)
+        found = summarise(tuple(self._readings), self.baseline_bytes)
+        return dataclasses.replace(found, watch_share=self._cpu_s / found.seconds if found.seconds > 0 else None)
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+        self.meter.read()
         self._readings.append(self._read())
 
     def _run(self) -> None:
-        wait_s = 0.0
-        while not self._stop.wait(wait_s):
-            before_s = time.thread_time()
-            self._readings.append(self._read())
-            # the more processes there are, the dearer a reading: its cost sets how often we look
-            wait_s = max(SHORTEST_S, (time.thread_time() - before_s) / CPU_SHARE)
+        """The dearer a look, the more seldom: with many processes, or a slow driver, its cost sets how often."""
+        begin_s = time.monotonic()
+        look_s, meter_s = begin_s + SHORTEST_S, begin_s + METER_S  # when each is due
+        while not self._stop.wait(max(0.0, min(look_s, meter_s) - time.monotonic())):
+            if self._metered and time.monotonic() >= meter_s:
+                meter_s = time.monotonic() + max(METER_S, self._cost(self.meter.read) / METER_SHARE)
+            if time.monotonic() >= look_s:
+                look_s = time.monotonic() + max(SHORTEST_S, self._cost(self._look) / CPU_SHARE)
+            if not self._metered:
+                meter_s = look_s
+            self._cpu_s = time.thread_time()
+
+    def _look(self) -> None:
+        self._readings.append(self._read())
+
+    def _cost(self, look: Callable[[], object]) -> float:
+        """Seconds of CPU time that it took."""
+        before_s = time.thread_time()
+        look()
+        return time.thread_time() - before_s
 
 
 @contextlib.contextmanager
@@ -425,13 +521,14 @@ def watch(
     *,
     baseline_bytes: int | None = None,
     read: Callable[[], Reading] | None = None,
+    meter: Meter | None = None,
 ) -> Iterator[Watcher]:
     """Watch the machine while the block runs; `summary()` tells what was seen, also afterwards.
 
     Engines that we started are found by their mark; `pids` adds others. `baseline_bytes` is the GPU
     memory in use before the load, if it is known better than by a look now.
     """
-    watcher = Watcher(read or Reader(pids).read, baseline_bytes)
+    watcher = Watcher(read or Reader(pids).read, baseline_bytes, meter or Meter())
     try:
         yield watcher
     finally:

@@ -41,6 +41,7 @@ CELLS: tuple[Column, ...] = (
     ("TTFT", lambda row: milliseconds(row.ttft_s)),
     ("load", lambda row: number(row.load_s, " s")),
     ("VRAM", lambda row: memory(row.vram_bytes)),
+    ("J/token", lambda row: number(row.gpu_j.value if row.gpu_j else None)),
     ("on device", lambda row: memory(row.realised_device_bytes)),
     ("on host", lambda row: memory(row.realised_host_bytes)),
     ("RSS", lambda row: memory(row.rss_bytes)),
@@ -52,9 +53,11 @@ CELLS: tuple[Column, ...] = (
 )
 
 
-MAY_VANISH = frozenset({"prefill tok/s", "memory", "of ceiling", "VRAM", "on device", "on host", "RSS", "load", "TTFT"})
+MAY_VANISH = frozenset(
+    {"prefill tok/s", "memory", "of ceiling", "VRAM", "J/token", "on device", "on host", "RSS", "load", "TTFT"}
+)
 NARROWER = (  # what goes first where it is narrow; "decode tok/s (" is its interval
-    "RSS", "load", "on host", "of ceiling", "placement", "memory", "on device", "VRAM", "verdict (", "TTFT",
+    "RSS", "load", "on host", "of ceiling", "placement", "memory", "on device", "J/token", "VRAM", "verdict (", "TTFT",
     "prefill tok/s", "decode tok/s (", "arm", "ratio (",
 )  # fmt: skip
 NARROWER_CHANGES = ("before, tok/s (", "after, tok/s (", "verdict (", "before, tok/s", "after, tok/s", "arm")

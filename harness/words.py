@@ -134,6 +134,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
+def held_to(limits: Sequence[int]) -> str:
+    """What to know of GPUs whose memory was held to one of these sizes; empty where none was."""
+    sizes = " or ".join(map(format_bytes, limits))
+    return f"GPU memory was held to {sizes}: capacity is emulated, bandwidth is this card's." if sizes else ""
+
+
 def percent(share: float) -> str:
     if share > 10:
         return "over 1000 %"

@@ -40,8 +40,8 @@ DOCUMENTS: Mapping[str, Document] = {
     ),
     "sample": Document(
         "a line of samples.jsonl",
-        record.LoadRecord | record.SampleLine,
-        "One line of a run folder's samples.jsonl: a timed request, or a load, which comes after its requests.",
+        record.Line,
+        "One line of a run folder's samples.jsonl: a timed request, a load, which comes after its requests, or a rest.",
         False,
     ),
     "run.output": Document("llamaduel run, find, report --json", facts.RunFacts, "What a run says."),
@@ -51,7 +51,7 @@ DOCUMENTS: Mapping[str, Document] = {
     "plan.output": Document("llamaduel plan --json", preview.Preview, "What a run would do, nothing loaded."),
     "inspect.output": Document("llamaduel inspect --json", inspection.Inspected, "A model, by its header alone."),
     "calibrate.output": Document(
-        "llamaduel calibrate --json", calibration.Calibration, "llama-bench beside a server, in milliseconds a token."
+        "llamaduel calibrate --json", calibration.Calibrated, "llama-bench beside a server, in milliseconds a token."
     ),
     "doctor.output": Document("llamaduel doctor --json", doctor.Diagnosis, "What this machine has for a run."),
     "synth.output": Document("llamaduel synth --json", facts.Written, "The model that was written."),
@@ -88,10 +88,10 @@ def schema(document: Document) -> dict[str, Any]:
     """As JSON Schema, draft 2020-12. No object of ours has other fields than those it names."""
     generator = _Whole if document.printed else GenerateJsonSchema
     made = TypeAdapter(document.kind).json_schema(mode="serialization", schema_generator=generator)
-    if document.kind == record.LoadRecord | record.SampleLine:
-        for name, kind in (("LoadRecord", "load"), ("SampleLine", "sample")):
-            line = made["$defs"][name]
-            line["properties"] = {"format": {"const": record.FORMAT}, "kind": {"const": kind}} | line["properties"]
+    if document.kind == record.Line:
+        for word, kind in record.KINDS.items():
+            line = made["$defs"][kind.__name__]
+            line["properties"] = {"format": {"const": record.FORMAT}, "kind": {"const": word}} | line["properties"]
             line["required"] = ["format", "kind", *line["required"]]
     _narrow(made, document.kind.__name__ if isinstance(document.kind, type) else "")
     _close(made)

@@ -5,26 +5,44 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from harness import machine
+from harness import nvml
 
 GIB = 1 << 30
 Card = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An answer that raises, in the library's own words."""
+
+    why: str
+
+
 ANSWERS = (
     *("HandleByIndex", "Name", "UUID", "MemoryInfo", "MigMode", "CudaComputeCapability", "MemoryBusWidth"),
     *("MaxClockInfo", "EnforcedPowerLimit", "PowerManagementDefaultLimit", "UtilizationRates", "DisplayActive"),
     *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons", "Temperature", "TemperatureThreshold"),
     *("ComputeRunningProcesses", "GraphicsRunningProcesses", "CurrPcieLinkWidth", "MaxPcieLinkWidth"),
+    *("CurrPcieLinkGeneration", "MaxPcieLinkGeneration", "PowerUsage", "ClockInfo", "TotalEnergyConsumption"),
+    "FieldValues",
 )
+
+
+def forget() -> None:
+    """What was learnt of a driver: the next question finds another, or none."""
+    nvml.library.cache_clear()
+    nvml._handles.cache_clear()
 
 
 def remove(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing the library raises, whatever this machine has."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    machine.nvml.cache_clear()
+    forget()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
@@ -35,13 +53,16 @@ def install(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
         pass
 
     def answer(name: str) -> Callable[..., Any]:
-        def call(handle: Any = None, *_: Any) -> Any:
+        def call(handle: Any = None, *more: Any) -> Any:
             if name == "nvmlDeviceGetHandleByIndex":
                 return cards[handle]
             value = (handle or {}).get(name, NVMLError)
+            value = value() if isinstance(value, types.FunctionType) else value  # asked at every moment anew
             if value is NVMLError:
                 raise NVMLError("Not Supported")
-            return value
+            if isinstance(value, Refused):
+                raise NVMLError(value.why)
+            return [value.get(number) for number in more[0]] if name == "nvmlDeviceGetFieldValues" else value
 
         return call
 
@@ -54,7 +75,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
         nvmlSystemGetDriverVersion=lambda: b"580.1",
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    machine.nvml.cache_clear()
+    forget()
 
 
 def card(name: str = "NVIDIA GeForce RTX 4070", used: int = GIB, total: int = 12 * GIB, **answers: Any) -> Card:

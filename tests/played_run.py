@@ -10,7 +10,8 @@ from typing import Any
 
 from harness import plan, record
 from harness.contract import Buffer, Device, Engine, Realised, Settings, Usage
-from harness.machine import Gpu, Machine
+from harness.gpu import Gpu
+from harness.machine import Machine
 from harness.measure import Sample
 from harness.plan import ArmStatus, Plan, Status
 from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, SampleLine

@@ -32,7 +32,8 @@ from harness.cli import main
 from harness.compare import compare
 from harness.contract import Buffer, Device, Settings
 from harness.errors import RunRefused, UsageError
-from harness.machine import Gpu, Machine
+from harness.gpu import Gpu
+from harness.machine import Machine
 from harness.options import Options
 from harness.plan import ArmStatus, Plan, Status
 from harness.record import Contender, Header, Run

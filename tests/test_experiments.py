@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import dataclasses
 import importlib
 import re
 import shutil
@@ -18,14 +20,15 @@ import pytest
 from short_run import options
 
 import harness
-from harness import process, publication, record, registry
+from harness import model as models
+from harness import process, publication, record, registry, synth, telemetry
 from harness.display import quiet
 from harness.testing import engines
 from harness.testing.script import Script
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS, REPORTS = ROOT / "scripts/experiments", ROOT / "reports"
-COMMANDS = ("article", "equal_arms", "five_per_cent", "same_placement")
+COMMANDS = ("article", "equal_arms", "five_per_cent", "same_placement", "served_token", "telemetry_cost")
 RUNS = sorted(path.parent for path in REPORTS.rglob(record.HEADER))
 PRIVATE = re.compile(r"/(home|root|tmp|Users|work|mnt|var)/")
 
@@ -253,3 +256,158 @@ def test_arms_behind_the_proxy_run_and_their_truth_is_published(model: Path, tmp
     assert {row["tokens"] for row in rows} == {"24"}
     assert "the truth is" in (tmp_path / "published/README.md").read_text("utf-8")
     assert harness.verify(tmp_path / "published/different") == []
+
+
+# ── what a served token costs ───────────────────────────────────────────────────────────────
+
+BENCH = """#!/bin/sh
+echo '{"n_gen": 128, "samples_ns": [64000000, 64000000, 64000000]}'
+"""
+
+
+def write_rounds(folder: Path, fixed_ms: float, entry_ns: float, rounds: int) -> None:
+    """Differences on a line; of three rounds one lies above it and one below, by a microsecond."""
+    with (folder / "rounds.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("arm", "engine", "shape", "vocabulary", "round", "bench_ms", "server_ms", "client_adds_ms"))
+        for vocabulary in (20480, 65536, 151936):
+            for number in range(rounds):
+                cost_ms = fixed_ms + 1e-6 * entry_ns * vocabulary + (0.001, -0.001, 0.0)[number % 3]
+                table.writerow(("llama-cpp", "b1", "tiny-dense", vocabulary, number, 2.0, 2.0 + cost_ms, 0.004))
+
+
+def test_what_grows_with_the_vocabulary_is_told_from_what_does_not(tmp_path: Path) -> None:
+    import served_token
+
+    write_rounds(tmp_path, fixed_ms=0.05, entry_ns=1.5, rounds=3)
+
+    said = served_token.result(tmp_path)
+
+    assert re.search(r"costs llama-server 0\.050 ms \(0\.04\d to 0\.05\d\) whatever the vocabulary", said)
+    assert re.search(
+        r"and 1\.50 ns \(1\.4\d to 1\.5\d\) for each entry of it \(sampling\), which is 0\.228 ms at 151936", said
+    )
+    assert re.search(r"\| 65536 +\| 2\.000 +\| 2\.148 +\| 0\.148 \(0\.147 to 0\.149\) +\| 0\.004 ", said)
+
+
+def test_a_cost_of_nothing_is_not_told_apart_from_zero(tmp_path: Path) -> None:
+    import served_token
+
+    write_rounds(tmp_path, fixed_ms=0.0, entry_ns=0.0, rounds=3)
+
+    assert served_token.result(tmp_path).count(", not told apart from zero)") == 2
+
+
+def test_a_larger_vocabulary_asks_and_answers_the_same(tmp_path: Path) -> None:
+    import served_token
+
+    found = []
+    for vocabulary in served_token.VOCABULARIES[:2]:
+        shape = dataclasses.replace(served_token.shape_of("tiny-dense", None), vocab=vocabulary)
+        found.append(models.load(synth.write(tmp_path / "m.gguf", shape, header_only=True)))
+
+    small, large = found
+    assert (small.vocab, large.vocab) == served_token.VOCABULARIES[:2]
+    assert small.answer_key is not None
+    assert small.answer_key == large.answer_key
+    assert small.layers == large.layers
+
+
+def test_every_vocabulary_is_calibrated(tmp_path: Path) -> None:
+    import served_token
+
+    given = argparse.Namespace(
+        shape="tiny-dense", size=None, arms="llama-cpp", llama_server=None, rounds=2, no_wait=True,
+        vocabularies=(20480, 24576),
+    )  # fmt: skip
+    with engines.fake(tmp_path, Script()) as found:
+        (found.bin / "llama-bench").write_text(BENCH)
+        (found.bin / "llama-bench").chmod(0o755)
+        served_token.measure(given, tmp_path / "out")
+
+    with (tmp_path / "out/rounds.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["vocabulary"], row["round"]) for row in rows] == [
+        ("20480", "1"), ("20480", "2"), ("24576", "1"), ("24576", "2"),
+    ]  # fmt: skip
+    assert {float(row["bench_ms"]) for row in rows} == {0.5}
+    assert "medians of 2 rounds" in served_token.result(tmp_path / "out")
+
+
+# ── what watching costs ─────────────────────────────────────────────────────────────────────
+
+
+def looks(mode: str, at_least: int) -> tuple[int, int]:
+    """How often the machine is looked at before the end of a load, and in all."""
+    import telemetry_cost
+
+    seen: list[float] = []
+
+    def read() -> telemetry.Reading:
+        seen.append(time.perf_counter())
+        return telemetry.Reading(at_s=seen[-1])
+
+    deadline = time.monotonic() + 30
+    with telemetry_cost.watched(mode), telemetry.watch(read=read) as watcher:
+        while len(seen) < at_least:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if mode == telemetry_cost.WITHOUT:
+            watcher._thread.join(30)
+            assert not watcher._thread.is_alive()
+        before = len(seen)
+    watcher.summary()
+    return before, len(seen)
+
+
+def test_a_load_without_telemetry_is_looked_at_only_before_it_and_after_it() -> None:
+    assert looks("without", at_least=1) == (1, 2)
+    assert looks("with", at_least=2) >= (2, 3)
+
+
+def test_loads_with_telemetry_and_without_take_turns(model: Path, tmp_path: Path) -> None:
+    import telemetry_cost
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        telemetry_cost.measure(options(model, tmp_path, arms="llama-cpp,ollama"), 2, tmp_path / "out")
+
+    with (tmp_path / "out/loads.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["block"], row["arm"], row["telemetry"]) for row in rows] == [
+        ("1", "llama-cpp", "with"), ("1", "llama-cpp", "without"), ("1", "ollama", "with"), ("1", "ollama", "without"),
+        ("2", "llama-cpp", "without"), ("2", "llama-cpp", "with"), ("2", "ollama", "without"), ("2", "ollama", "with"),
+    ]  # fmt: skip
+    assert all(row["decode_tps"] for row in rows), [row["failure"] for row in rows]
+    assert "- ollama: 2 blocks, no claim; with telemetry / without " in telemetry_cost.result(tmp_path / "out")
+
+
+def line(block: int, mode: str, tps: float | None, share: str = "") -> dict[str, str]:
+    speed = "" if tps is None else str(tps)
+    return {
+        "arm": "llama-cpp", "engine": "b1", "block": str(block), "telemetry": mode, "decode_tps": speed,
+        "watch_share": share, "foreign_cores": "", "failure": "" if tps else "it crashed",
+    }  # fmt: skip
+
+
+def test_only_whole_blocks_are_judged_and_unknown_shares_are_unknown() -> None:
+    import telemetry_cost
+
+    lines = []
+    for block in range(1, 8):
+        lines.append(line(block, "with", 99.0 + 0.01 * (block % 2), share="0.004" if block < 7 else ""))
+        lines.append(line(block, "without", None if block == 3 else 100.0, share="0.0"))
+
+    (cost,) = telemetry_cost.costs(lines)
+
+    assert cost.blocks == 7
+    assert cost.contrast is not None
+    assert (cost.contrast.n, cost.contrast.word) == (6, "SAME")
+    assert cost.contrast.ratio == pytest.approx(0.99, abs=0.0002)
+    assert cost.watch_share == pytest.approx(0.004)
+    assert cost.foreign_cores is None
+    (slower,) = telemetry_cost.costs(
+        [line(n, m, 90.0 if m == "with" else 100.0) for n in range(6) for m in ("with", "without")]
+    )
+    assert slower.contrast is not None
+    assert slower.contrast.word == "DIFFERENT"
+    assert slower.watch_share is None

@@ -12,11 +12,13 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import fake_nvml
 import psutil
 import pytest
 import short_run
+from fake_nvml import card
 
-from harness import gates, machine, record, render, telemetry, words
+from harness import gates, gpus, machine, record, render, telemetry, words
 from harness.compare import Comparison
 from harness.display import quiet
 from harness.gates import PageCache, Temperatures, Thermal
@@ -247,11 +249,9 @@ def test_burn_in_ends_when_the_gpu_gets_no_hotter_or_after_five_minutes(
 
 
 def test_the_hottest_gpu_counts_and_absurd_answers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"a": 61, "b": 70, "c": 2**32 - 1, "d": None, "e": 255}
-    monkeypatch.setattr(machine, "_handles", lambda: iter(answers))
-    monkeypatch.setattr(machine, "ask", lambda call, handle, sensor: answers[handle])
+    fake_nvml.install(monkeypatch, *(card(Temperature=answer) for answer in (61, 70, 2**32 - 1, None, 255)))
 
-    assert machine.gpu_celsius() == 70.0
+    assert gpus.celsius() == 70.0
 
 
 def sensors(**chips: list[tuple[str, float | None]]) -> dict[str, list[types.SimpleNamespace]]:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from backends import embedded_server, llama_cpp, ollama, stand_in
+from backends import embedded_server, llama_cpp, llama_failure, ollama, stand_in
 from backends.llama_cpp import LlamaCpp, LlamaSession, arguments
 from backends.llama_http import GREEDY, read_line
 from harness import model as models
@@ -29,6 +29,7 @@ from harness import process, synth
 from harness.arms import apply_knobs
 from harness.contract import Arm, Chunk, Engine, ModelFile, Placement, Prompt, Realised, Settings, Usage
 from harness.errors import Crashed, DoesNotFit, EngineFailed, TimedOut, Unavailable, UsageError
+from harness.measure import measure
 from harness.testing import engines
 from harness.testing.conformance import Conformance, Subject, our_processes
 from harness.testing.script import Script
@@ -547,9 +548,93 @@ def test_a_kill_that_the_system_counts_as_for_memory_is_a_result(
 ) -> None:
     play(monkeypatch, Script(dies_loading="", exit_code=-signal.SIGKILL))
     kills = iter((3, 4))
-    monkeypatch.setattr(llama_cpp, "_kills_for_memory", lambda: next(kills))
-    with pytest.raises(DoesNotFit, match="lack of memory"), opened({}, model.file, "llama-cpp", tmp_path / "log"):
+    monkeypatch.setattr(llama_failure, "kills_for_memory", lambda: next(kills))
+    with (
+        pytest.raises(DoesNotFit, match=r"host memory while loading.*lack of memory"),
+        opened({}, model.file, "llama-cpp", tmp_path / "log"),
+    ):
         pass
+
+
+GROWS = (
+    "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 512.00 MiB on device 0: cudaMalloc failed: out of memory",
+    "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 536870912",
+    "process_ubatch: failed to allocate graph",
+    "srv  Compute error. off = 0, n_batch = 512, ret = -2",
+)
+ABORTS = (
+    "CUDA error: out of memory",
+    "  current device: 0, in function alloc at ggml-cuda.cu:583",
+    "  cuMemCreate(&handle, reserve_size, &prop, 0)",
+)
+
+
+def generate(session: LlamaSession, prompt: str) -> None:
+    """A request, and what the harness makes of an engine that has ended."""
+    measure(session, Prompt("p", prompt), 12)
+    deadline = time.monotonic() + 30
+    while not (death := session.death()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    raise Crashed(death)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            Script(dies_after=5, exit_code=-signal.SIGABRT, last_words=ABORTS),
+            r"compute buffers while generating on CUDA0 \(CUDA error: out of memory\); take a smaller ub",
+        ),
+        (
+            Script(http_error=500, fails_above=2, last_words=GROWS),
+            r"compute buffers while generating: 512 MiB asked of CUDA0 \(failed to allocate graph\)",
+        ),
+    ],
+    ids=["it aborts", "it lives on"],
+)
+def test_memory_that_runs_out_in_a_request_is_a_result_too(
+    fakes: engines.Engines,
+    model: models.Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Script,
+    words: str,
+) -> None:
+    play(monkeypatch, script)
+    with pytest.raises(DoesNotFit, match=words), opened({}, model.file, "llama-cpp", tmp_path / "log") as session:
+        generate(session, "the quick brown fox")
+
+
+def test_memory_that_runs_out_for_the_first_token_is_a_result_too(
+    fakes: engines.Engines, model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, Script(http_error=500, last_words=GROWS))
+    with (
+        pytest.raises(DoesNotFit, match="compute buffers while answering: 512 MiB asked of CUDA0"),
+        opened({}, model.file, "llama-cpp", tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_request_that_fails_for_another_reason_ends_no_engine(
+    fakes: engines.Engines, model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, Script(http_error=500, fails_above=2, last_words=("srv  a new trouble: it failed",)))
+    with opened({}, model.file, "llama-cpp", tmp_path / "log") as session:
+        assert "HTTP 500" in str(measure(session, Prompt("p", "the quick brown fox"), 12).fault)
+        assert session.death() is None
+
+
+def test_an_engine_that_ends_for_another_reason_is_no_result(
+    fakes: engines.Engines, model: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play(monkeypatch, Script(dies_after=5, exit_code=-signal.SIGSEGV))
+    with (
+        pytest.raises(Crashed, match=r"ended while generating: .*SIGSEGV"),
+        opened({}, model.file, "llama-cpp", tmp_path / "log") as session,
+    ):
+        generate(session, "the quick brown fox")
 
 
 def test_a_load_without_end_is_given_up_and_leaves_nothing(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from backends import llama_log
-from harness.contract import Buffer
-from harness.errors import Crashed, DoesNotFit
+from harness.contract import Buffer, Device
 
 DATA = Path(__file__).parent / "data"
 MIB = 1024 * 1024
@@ -315,110 +314,131 @@ def test_evaluated_prompt_tokens_tell_a_cached_prompt_from_a_new_one() -> None:
         assert llama_log.evaluated_tokens(recorded(log)) == (3, 4, 1)  # the third repeats the second
 
 
-def test_the_device_list_is_read_with_its_memory() -> None:
-    listed = "Available devices:\n  CUDA0: NVIDIA GeForce RTX 4070 (12282 MiB, 11017 MiB free)\n".splitlines()
-    (device,) = llama_log.listed_devices(listed)
-    assert (device.name, device.description) == ("CUDA0", "NVIDIA GeForce RTX 4070")
-    assert (device.total_bytes, device.free_bytes) == (12282 * MIB, 11017 * MIB)
+# Lines as the backends of llama.cpp print them, those of the load around them included.
+LISTED = """\
+ggml_cuda_init: found 1 CUDA devices (Total VRAM: 12281 MiB):
+  Device 0: NVIDIA GeForce RTX 4070, compute capability 8.9, VMM: yes, VRAM: 12281 MiB
+ggml_vulkan: Found 1 Vulkan devices:
+ggml_vulkan: 0 = AMD Radeon 780M Graphics (RADV PHOENIX) (radv) | uma: 1 | fp16: 1 | bf16: 0 | warp size: 64
+ggml_metal_device_init: recommendedMaxWorkingSetSize  = 103079.22 MB
+Available devices:
+  CUDA0: NVIDIA GeForce RTX 4070 (12281 MiB, 11017 MiB free)
+  CUDA1: NVIDIA H200 (dev p0/v1) (143771 MiB, 143000 MiB free)
+  Vulkan0: AMD Radeon 780M Graphics (RADV PHOENIX) (15360 MiB, 14211 MiB free) | uma: 1
+  ROCm0: AMD Radeon(TM) Graphics (110511 MiB, 110357 MiB free)
+  SYCL0: Intel(R) Arc(TM) A770 Graphics (15473 MiB, 15473 MiB free)
+  MTL0: Apple M4 Max (98304 MiB, 98303 MiB free)
+  Metal: Apple M4 Max (98304 MiB, 98303 MiB free)
+  RPC0: 127.0.0.1:50052 (24105 MiB, 0 MiB free)
+  BLAS: Accelerate (0 MiB, 0 MiB free)
+  OpenCL0: QUALCOMM Adreno(TM) (0 MiB, 0 MiB free)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "total_mib", "free_mib"),
+    [
+        ("CUDA0", "NVIDIA GeForce RTX 4070", 12281, 11017),
+        ("CUDA1", "NVIDIA H200 (dev p0/v1)", 143771, 143000),
+        ("Vulkan0", "AMD Radeon 780M Graphics (RADV PHOENIX)", 15360, 14211),
+        ("ROCm0", "AMD Radeon(TM) Graphics", 110511, 110357),
+        ("SYCL0", "Intel(R) Arc(TM) A770 Graphics", 15473, 15473),
+        ("MTL0", "Apple M4 Max", 98304, 98303),
+        ("Metal", "Apple M4 Max", 98304, 98303),  # builds of 2025
+        ("RPC0", "127.0.0.1:50052", 24105, 0),
+    ],
+)
+def test_devices_of_every_maker_are_listed_with_their_memory(
+    name: str, description: str, total_mib: int, free_mib: int
+) -> None:
+    listed = {device.name: device for device in llama_log.listed_devices(LISTED.splitlines())}
+    assert listed[name] == Device(name, description, total_mib * MIB, free_mib * MIB)
+
+
+def test_what_is_no_device_or_tells_no_memory_is_not_taken_for_a_card_of_none() -> None:
+    listed = {device.name: device for device in llama_log.listed_devices(LISTED.splitlines())}
+    assert len(listed) == 9
+    assert "BLAS" not in listed, "it computes in host memory"
+    assert listed["OpenCL0"] == Device("OpenCL0", "QUALCOMM Adreno(TM)", None, None)
     assert llama_log.listed_devices(["Available devices:", "  (none)"]) == ()
 
 
-PREFIXED = "0.00.123.456 E "
-
-
-@pytest.mark.parametrize("prefix", ["", PREFIXED])
 @pytest.mark.parametrize(
-    ("line", "kind", "part"),
+    ("line", "name", "description", "free_mib"),
     [
+        ("using device CUDA0 (NVIDIA H200) (0000:18:00.0) - 142810 MiB free", "CUDA0", "NVIDIA H200", 142810),
         (
-            "llama_model_load: error loading model: unknown model architecture: 'qwen9moe'",
-            "architecture",
-            None,
-        ),
-        ("gguf_init_from_reader: invalid magic characters: 'abcd', expected 'GGUF'", "not GGUF", None),
-        ("gguf_init_from_reader: failed to read key-value pairs", "damaged", None),
-        (
-            "llama_model_load: error loading model: tensor 'blk.2.ffn_gate_exps.weight' data is not within the file "
-            "bounds, model is corrupted or incomplete",
-            "damaged",
-            None,
+            "using device Vulkan0 (AMD Radeon 780M Graphics (RADV PHOENIX)) (0000:c1:00.0) - 14211 MiB free",
+            "Vulkan0",
+            "AMD Radeon 780M Graphics (RADV PHOENIX)",
+            14211,
         ),
         (
-            "llama_model_load: error loading model: illegal split file idx: 1 (file: b.gguf), model must be loaded "
-            "with the first split",
-            "shards",
-            None,
+            "using device SYCL0 (Intel(R) Arc(TM) A770 Graphics) (unknown id) - 15473 MiB free",
+            "SYCL0",
+            "Intel(R) Arc(TM) A770 Graphics",
+            15473,
         ),
-        ("llama_init_from_model: quantized V cache requires flash_attn to be enabled", "KV type", None),
-        ("llama_model_load: error loading model: wrong number of tensors; expected 5, got 4", "tensors", None),
-        ("srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080", "port", None),
-        (
-            "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
-            "memory",
-            "the KV cache",
-        ),
-        (
-            "llama_init_from_model: failed to initialize the context: failed to allocate compute pp buffers",
-            "memory",
-            "compute buffers",
-        ),
-        ("llama_model_load: error loading model: unable to allocate CUDA0 buffer", "memory", "weights"),
-        ("llama_model_load: error loading model: unable to allocate CUDA_Host buffer", "memory", "pinned host memory"),
-        ("llama_model_load: error loading model: unable to allocate CPU buffer", "memory", "weights in host memory"),
-        ("CUDA error: out of memory", "memory", None),
-        ("llama-server: error while loading shared libraries: libcudart.so.12: cannot open", "library", None),
-        ("error: invalid argument: --load-mode", "flag", None),
-        ("srv    load_model: something new went wrong: it failed", "other", None),
+        ("using device MTL0 (Apple M4 Max) (unknown id) - 98303 MiB free", "MTL0", "Apple M4 Max", 98303),
     ],
 )
-def test_a_failure_is_known_by_its_line_with_and_without_prefix(
-    prefix: str, line: str, kind: str, part: str | None
+def test_the_device_of_a_load_is_told_with_what_is_free_of_it(
+    line: str, name: str, description: str, free_mib: int
 ) -> None:
-    failure = llama_log.read_failure([f"{prefix}{line}"])
-    assert failure is not None
-    assert (failure.kind, failure.part) == (kind, part)
+    load = llama_log.read_load([f"llama_model_load_from_file_impl: {line}"])
+    assert load.devices == (Device(name, description, free_bytes=free_mib * MIB),)
 
 
-def test_the_cause_of_a_full_device_is_found_after_the_line_that_says_it_is_full() -> None:
-    failure = llama_log.read_failure(
-        [
-            f"{PREFIXED}ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16320.00 MiB on device 0: "
-            "cudaMalloc failed: out of memory",
-            f"{PREFIXED}ggml_backend_buft_alloc_buffer_n_default: failed to allocate CUDA0 buffer of size 17112760320",
-            f"{PREFIXED}llama_model_load: error loading model: unable to allocate CUDA0 buffer",
-            f"{PREFIXED}srv  llama_server: exiting due to model loading error",
-        ]
+# ── what a load did without ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        (["ggml_cuda_host_malloc: failed to allocate 1024.00 MiB of pinned memory: out of memory"], "1.00 GiB"),
+        (
+            [
+                "ggml_cuda_host_malloc: failed to allocate 1024.00 MiB of pinned memory: out of memory",
+                "ggml_cuda_host_malloc: failed to allocate 512.00 MiB of pinned memory: invalid argument",
+            ],
+            "1.50 GiB",
+        ),
+        (["0.00.123.456 D ggml_cuda_host_malloc: failed to allocate 1024.00 MiB of pinned memory: x"], "1.00 GiB"),
+        (["ggml_backend_sycl_host_malloc: failed to allocate 300.00 MiB of pinned memory"], "300 MiB"),
+        (["WARNING: failed to allocate 300.00 MB of pinned memory"], "300 MiB"),  # Vulkan, and it means MiB
+        (
+            [
+                "ggml_vulkan: Failed to allocate pinned memory (vk::Device::allocateMemory: ErrorOutOfDeviceMemory)",
+                "ggml_cuda_host_malloc: failed to allocate 512.00 MiB of pinned memory: out of memory",
+            ],
+            "some",
+        ),
+    ],
+)
+def test_host_memory_that_could_not_be_pinned_is_one_note_for_it_changes_speed(lines: list[str], size: str) -> None:
+    assert llama_log.read_load(lines).notes == (
+        f"{size} of host memory could not be pinned, so copies between it and a GPU are slower",
     )
-    assert failure is not None
-    error = failure.error()
-    assert isinstance(error, DoesNotFit)
-    assert "weights" in str(error)
-    assert "ncmoe=N" in str(error)  # the next step
 
 
-def test_a_failure_that_is_no_matter_of_memory_is_no_result_of_the_placement() -> None:
-    failure = llama_log.read_failure([f"{PREFIXED}llama_model_load: unknown model architecture: 'qwen9moe'"])
-    assert failure is not None
-    assert type(failure.error()) is Crashed
-    assert "'qwen9moe'" in str(failure.error())
+def test_what_an_earlier_load_could_not_pin_is_no_note_of_the_last() -> None:
+    line = "ggml_cuda_host_malloc: failed to allocate 1024.00 MiB of pinned memory: out of memory"
+    assert llama_log.read_load([line, "srv    load_model: loading model 'tiny.gguf'"]).notes == ()
 
 
-@pytest.mark.parametrize("log", sorted(path.name for path in DATA.glob("llama-*.log")))
-def test_a_load_that_went_well_has_no_failure_in_it(log: str) -> None:
-    engine_only = [line for line in recorded(log) if not line.startswith("time=")]
-    assert llama_log.read_failure(engine_only) is None
-
-
-def test_a_warning_of_a_load_that_goes_on_is_no_failure() -> None:
-    lines = [
-        "common_fit_params: failed to fit params to free device memory: n_gpu_layers already set by user, abort",
-        "ggml_cuda_host_malloc: failed to allocate 1024.00 MiB of pinned memory: out of memory",
-    ]
-    assert llama_log.read_failure(lines) is None
-
-
-def test_an_info_line_that_speaks_of_an_error_is_no_failure() -> None:
-    assert (
-        llama_log.read_failure(["0.00.123.456 I srv  init: unable to allocate CUDA0 buffer is what it would say"])
-        is None
-    )
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism",
+            "several GPUs take turns",
+        ),
+        (
+            "warning: failed to mlock 5368709120-byte buffer (after previously locking 0): Cannot allocate memory",
+            "could not all be locked in memory",
+        ),
+    ],
+)
+def test_what_a_load_gave_up_to_fit_is_noted(line: str, words: str) -> None:
+    (note,) = llama_log.read_load([line, line]).notes
+    assert words in note

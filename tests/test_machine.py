@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from harness import differences, machine
+from harness import differences, gpus, machine
 from harness.contract import Device
-from harness.machine import Gpu, GpuMemory, Machine, Modules
+from harness.gpu import Gpu
+from harness.machine import Machine, Modules
 
 NOT_AVAILABLE = 2**64 - 1
 
@@ -41,7 +42,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fake_nvml.remove(monkeypatch)
     yield
     monkeypatch.undo()
-    machine.nvml.cache_clear()
+    fake_nvml.forget()
 
 
 @pytest.fixture
@@ -74,20 +75,21 @@ def test_a_card_that_answers_everything_is_recorded_in_full(driver: Callable[...
             compute="8.9",
             bus_width_bits=192,
             memory_clock_mhz=10501,
+            clock_mhz=10501,
             power_limit_w=200.0,
         ),
     )
     assert found.visible_gpus == ("NVIDIA",)
-    assert machine.gpu_memory() == (GpuMemory("GPU-1", "NVIDIA GeForce RTX 4070", GIB, 12 * GIB),)
-    assert machine.gpu_busy() == 0.42
-    assert machine.gpu_throttles() == frozenset({"power cap", "heat"})
+    assert gpus.memory() == gpus.Memory(GIB, 12 * GIB)
+    assert gpus.busy() == 0.42
+    assert gpus.throttles() == frozenset({"power cap", "heat"})
 
 
 def test_a_card_that_only_knows_its_name_does_no_harm(driver: Callable[..., None], tmp_path: Path) -> None:
     driver({"nvmlDeviceGetName": "Some GPU"})
 
     assert machine.read(tmp_path).gpus == (Gpu(name="Some GPU", driver="580.1"),)
-    assert (machine.gpu_memory(), machine.gpu_busy(), machine.gpu_throttles()) == (None, None, None)
+    assert (gpus.memory(), gpus.busy(), gpus.throttles()) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_a_card_that_only_knows_its_name_does_no_harm(driver: Callable[..., None
 def test_a_sentinel_is_no_amount_of_memory(driver: Callable[..., None], tmp_path: Path, used: int, total: int) -> None:
     driver(card(used=used, total=total))
 
-    assert machine.gpu_memory() is None
+    assert gpus.memory() is None
     assert machine.read(tmp_path).gpus[0].memory_bytes is None
 
 
@@ -109,7 +111,7 @@ def test_unified_memory_is_no_budget_whatever_the_driver_says(driver: Callable[.
 
     assert (unified.unified, unified.memory_bytes) == (True, None)
     assert (plain.unified, plain.memory_bytes) == (False, 12 * GIB)
-    assert [gpu.name for gpu in machine.gpu_memory() or ()] == ["NVIDIA GeForce RTX 4070"]
+    assert gpus.memory() == gpus.Memory(GIB, 12 * GIB)
 
 
 def test_under_mig_the_card_as_a_whole_is_no_budget(driver: Callable[..., None], tmp_path: Path) -> None:
@@ -123,20 +125,20 @@ def test_under_mig_the_card_as_a_whole_is_no_budget(driver: Callable[..., None],
 def test_an_older_driver_names_throttling_by_its_old_call(driver: Callable[..., None]) -> None:
     driver(card(CurrentClocksThrottleReasons=0x8))
 
-    assert machine.gpu_throttles() == frozenset({"hardware slowdown"})
+    assert gpus.throttles() == frozenset({"hardware slowdown"})
 
 
 def test_a_card_that_does_not_throttle_says_so_with_an_empty_set(driver: Callable[..., None]) -> None:
     driver(card(CurrentClocksEventReasons=0x1))
 
-    assert machine.gpu_throttles() == frozenset()
+    assert gpus.throttles() == frozenset()
 
 
 def test_without_a_driver_there_are_no_gpus_and_no_error(tmp_path: Path) -> None:
     found = machine.read(tmp_path)
 
     assert (found.gpus, found.visible_gpus) == ((), ())
-    assert (machine.gpu_memory(), machine.gpu_busy(), machine.gpu_throttles()) == (None, None, None)
+    assert (gpus.memory(), gpus.busy(), gpus.throttles()) == (None, None, None)
 
 
 def test_a_gpu_that_no_engine_can_use_is_said_in_those_words(tmp_path: Path) -> None:

@@ -30,13 +30,13 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from backends import embedded_server, ollama_daemon, ollama_session, ollama_store
+from backends import embedded_server, llama_failure, ollama_daemon, ollama_session, ollama_store
 from backends.ollama import Ollama, read_devices
 from backends.ollama_session import OllamaSession
 from harness import model, process, synth
 from harness.arms import apply_knobs
 from harness.contract import Buffer, Device, Engine, ModelFile, Prompt, Request, Settings
-from harness.errors import DoesNotFit, EngineFailed, ModelError, TimedOut, Unavailable, UsageError
+from harness.errors import Crashed, DoesNotFit, EngineFailed, ModelError, TimedOut, Unavailable, UsageError
 from harness.measure import measure
 from harness.testing import engines
 from harness.testing.conformance import PATIENCE, SETTINGS, our_processes
@@ -155,6 +155,86 @@ def test_stock_settings_leave_everything_to_ollama() -> None:
     _, _, _, serve, create, _ = command("ollama", NOTHING)
     assert serve == SERVE
     assert "PARAMETER" not in create
+
+
+# ── cards that are held to less memory than they have ───────────────────────────────────────
+
+
+H200 = ("CUDA0", "NVIDIA H200", 143_771)
+HELD = dataclasses.replace(NOTHING, device_limit_bytes=12 << 30)
+WHY = "the default of Ollama on a card of 12.0 GiB; there is more here, and it is held to that"
+
+
+@pytest.mark.parametrize(("limit_gib", "context"), [(12, 4096), (24, 32768), (23, 32768), (22, 4096)])
+def test_a_card_that_is_held_to_less_gets_the_context_of_a_card_of_that_size(
+    limit_gib: int, context: int, tmp_path: Path, weights: model.Model
+) -> None:
+    settings = dataclasses.replace(NOTHING, device_limit_bytes=limit_gib << 30)
+    with engines.fake(tmp_path / "fake", Script(devices=(H200,))):
+        backend = Ollama()
+        with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log", settings) as opened:
+            sent = json.loads(opened.request(Prompt("p", "x"), 1).body)["options"]
+            realised = opened.realised()
+    assert sent["num_ctx"] == context
+    assert "num_batch" not in sent, "Ollama takes it by the context, and by what is free"
+    assert realised.settings["context"] == realised.asked["context"] == str(context)
+    assert realised.explained["context"] == WHY.replace("12.0", f"{limit_gib}.0")
+
+
+def test_a_card_that_is_held_to_nothing_less_is_left_to_ollama(tmp_path: Path, weights: model.Model) -> None:
+    with engines.fake(tmp_path / "fake", Script(devices=(H200,))):
+        backend = Ollama()
+        with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log", NOTHING) as opened:
+            assert "num_ctx" not in json.loads(opened.request(Prompt("p", "x"), 1).body)["options"]
+            realised = opened.realised()
+    assert realised.settings["context"] == "262144"
+    assert "context" not in realised.asked
+    assert realised.explained["context"] == "Ollama passes -c 262144 by itself, for 140.4 GiB of card memory"
+
+
+@pytest.mark.parametrize(
+    ("devices", "settings"),
+    [
+        ((H200,), dataclasses.replace(HELD, context=2048)),  # a context was asked for
+        ((("CUDA0", "NVIDIA GeForce RTX 4070", 12_281),), dataclasses.replace(HELD, device_limit_bytes=8 << 30)),
+        (
+            (("CUDA0", "a card", 16_000), ("CUDA1", "a card", 16_000)),
+            dataclasses.replace(HELD, device_limit_bytes=24 << 30),
+        ),
+    ],
+    ids=["asked for", "the same anyway", "the same of two cards"],
+)
+def test_a_limit_that_changes_no_context_is_not_sent(
+    devices: tuple[tuple[str, str, int], ...], settings: Settings, tmp_path: Path, weights: model.Model
+) -> None:
+    with engines.fake(tmp_path / "fake", Script(devices=devices)):
+        backend = Ollama()
+        with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log", settings) as opened:
+            sent = json.loads(opened.request(Prompt("p", "x"), 1).body)["options"]
+            assert sent.get("num_ctx") == settings.context
+            assert "context" not in opened.realised().asked
+
+
+def test_a_context_beyond_what_the_model_was_trained_for_is_cut_and_said_to_be(
+    tmp_path: Path, weights: model.Model
+) -> None:
+    settings = dataclasses.replace(NOTHING, device_limit_bytes=24 << 30)
+    with engines.fake(tmp_path / "fake", Script(devices=(H200,), trained_context=8192)):
+        backend = Ollama()
+        with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log", settings) as opened:
+            realised = opened.realised()
+    assert (realised.asked["context"], realised.settings["context"]) == ("32768", "8192")
+    assert realised.explained["context"].endswith("; Ollama cuts it to the context that the model was trained for")
+
+
+def test_the_command_of_a_card_that_is_held_to_less_asks_for_the_same_context_and_says_why(tmp_path: Path) -> None:
+    with engines.fake(tmp_path / "fake", Script(devices=(H200,))):
+        backend = Ollama()
+        backend.find({})
+        create = command("ollama", HELD, backend)[4]
+        assert shlex.split(create)[2:5] == ["FROM /models/a b.gguf", f"# context: {WHY}", "PARAMETER num_ctx 4096"]
+        assert "num_ctx" not in "".join(command("ollama", NOTHING, backend))
+    assert "PARAMETER num_ctx 4096" in command("ollama", HELD)[4], "of a card that was not looked at"
 
 
 def test_the_command_names_the_engine_of_the_run(fakes: Engines, tmp_path: Path) -> None:
@@ -383,6 +463,58 @@ def test_a_runner_that_does_not_fit_is_told_from_one_that_crashes(tmp_path: Path
         ):
             pass
     assert our_processes() == set()
+
+
+GROWS = (
+    "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 536870912",
+    "process_ubatch: failed to allocate graph",
+)
+
+
+def die(opened: OllamaSession) -> None:
+    """A request, and what the harness makes of an engine that has ended."""
+    measure(opened, Prompt("p", "the quick brown fox"), 12, timeouts=PATIENCE)
+    await_that(lambda: "out of memory" in str(opened.death()), "its death for lack of memory")
+    raise Crashed(str(opened.death()))
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            Script(dies_after=5, exit_code=-signal.SIGABRT, last_words=("CUDA error: out of memory",)),
+            r"compute buffers while generating \(CUDA error: out of memory\)",
+        ),
+        (
+            Script(http_error=500, fails_above=2, last_words=GROWS),
+            "compute buffers while generating: 512 MiB asked of CUDA0",
+        ),
+    ],
+    ids=["it aborts", "it lives on"],
+)
+def test_memory_that_runs_out_in_a_request_is_a_result_too(
+    script: Script, words: str, tmp_path: Path, weights: model.Model
+) -> None:
+    with engines.fake(tmp_path / "fake", script):
+        backend = Ollama()
+        with (
+            pytest.raises(DoesNotFit, match=words),
+            open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log") as opened,
+        ):
+            die(opened)
+
+
+def test_a_runner_that_the_system_kills_in_a_request_is_a_result(
+    tmp_path: Path, weights: model.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engines.fake(tmp_path / "fake", Script(dies_after=5, exit_code=-signal.SIGKILL)):
+        backend = Ollama()
+        with open_arm(backend, backend.find({}), weights, "ollama", tmp_path / "log") as opened:
+            measure(opened, Prompt("p", "the quick brown fox"), 12, timeouts=PATIENCE)
+            await_that(lambda: "killed" in str(opened.death()).lower(), "its death")
+            assert type(opened.cause_of_death()) is Crashed
+            monkeypatch.setattr(llama_failure, "kills_for_memory", lambda: sys.maxsize)
+            assert type(opened.cause_of_death()) is DoesNotFit
 
 
 def test_a_load_that_never_ends_is_given_up(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends import ollama_session
+from backends import llama_failure, ollama_session
 from backends.llama_http import GREEDY
 from backends.ollama_session import OllamaSession, failure
 from harness.contract import Chunk, Engine, Prompt, Usage
@@ -175,9 +175,28 @@ def test_flags_that_ollama_chose_by_itself_are_its_own_words() -> None:
             "llama-server process has terminated: exit status 1: cudaMalloc failed: out of memory\n"
             "error loading model: unable to allocate CUDA0 buffer",
             DoesNotFit,
-            "out of memory for weights",
+            "out of memory for weights while loading on CUDA0",
         ),
-        ("model requires more system memory (24.1 GiB) than is available (3.0 GiB)", DoesNotFit, "24.1 GiB"),
+        (
+            "llama-server reported out-of-memory during startup: cudaMalloc failed: out of memory\n"
+            "ggml_backend_buft_alloc_buffer_n_default: failed to allocate CUDA0 buffer of size 25769803776\n"
+            "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+            DoesNotFit,
+            "out of memory for the KV cache while loading: 24.0 GiB asked of CUDA0",
+        ),
+        (
+            "llama-server startup failed after projector CPU offload retry: llama-server process has terminated: "
+            "exit status 1: ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9925767168\n"
+            "alloc_tensor_range: failed to allocate CUDA_Host buffer of size 9925767168\n"
+            "error loading model: unable to allocate CUDA_Host buffer",
+            DoesNotFit,
+            "out of memory for pinned host memory while loading: 9.24 GiB asked of host memory",
+        ),
+        (
+            "model requires more system memory (24.1 GiB) than is available (3.0 GiB)",
+            DoesNotFit,
+            "out of memory for weights in host memory while loading (model requires more system memory (24.1 GiB)",
+        ),
         (
             "llama-server process has terminated: exit status 1: error loading model: "
             "unknown model architecture: 'qwen9moe'",
@@ -185,6 +204,11 @@ def test_flags_that_ollama_chose_by_itself_are_its_own_words() -> None:
             "does not know the model's architecture",
         ),
         ("llama-server process has terminated: signal: killed", Crashed, "lack of memory"),
+        (
+            "llama-server process has terminated: signal: illegal instruction (core dumped)",
+            Crashed,
+            "runner ended: SIGILL: this binary was built for another CPU",
+        ),
         ("timed out waiting for llama-server to start - ", TimedOut, "gave up waiting"),
         ("something new\nin two lines", EngineFailed, "Ollama says: something new in two lines"),
     ],
@@ -203,3 +227,37 @@ def test_what_the_runner_wrote_explains_an_error_that_says_nothing() -> None:
         "llama_model_load: error loading model: unable to allocate CUDA0 buffer",
     )
     assert isinstance(failure("llama-server process has terminated: exit status 1", log), DoesNotFit)
+
+
+def test_what_the_runner_wrote_tells_more_of_memory_than_what_ollama_passes_on() -> None:
+    log = (
+        "srv    load_model: loading model '/blobs/sha256-5'",
+        'time=2026-11-30T00:15:43.930Z level=ERROR msg=x error="cannot allocate memory for the KV cache"',
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 512.00 MiB on device 0: cudaMalloc failed: x",
+        "ggml_gallocr_reserve_n_impl: failed to allocate CUDA0 buffer of size 536870912",
+        "llama_init_from_model: failed to initialize the context: failed to allocate compute pp buffers",
+    )
+    error = failure("llama-server process has terminated: exit status 1: cudaMalloc failed: out of memory", log)
+    assert "out of memory for compute buffers while loading: 512 MiB asked of CUDA0" in str(error)
+
+
+def test_a_runner_that_the_system_killed_for_memory_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_failure, "kills_for_memory", lambda: 4)
+    text = "llama-server process has terminated: signal: killed"
+    assert type(failure(text, kills=4)) is Crashed
+    error = failure(text, kills=3)
+    assert type(error) is DoesNotFit
+    assert "weights in host memory" in str(error)
+
+
+def test_a_context_that_ollama_lowered_to_load_at_all_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        (DATA / "ollama-0.32.15-stand-in-stock.log").read_text()
+        + 'time=2026-11-30T00:15:43.930Z level=WARN source=sched.go:653 msg="llama-server load failed; reducing '
+        'automatic context and retrying once" model=m old_num_ctx=262144 effective_num_ctx=40960 new_num_ctx=32768 '
+        'old_num_batch=2048 new_num_batch=1024 loaded_count=0 evict_all=false error="out of memory"\n'
+    )
+    opened = session(log=log)
+    opened._argv = ("llama-server", "-c", "32768")
+    assert opened.realised().explained["context"].endswith(", lowered from 40960 as it found no memory")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from harness import machine as machines
 from harness import physics
-from harness.machine import Gpu, Machine
+from harness.gpu import Gpu
+from harness.machine import Machine
 from harness.physics import Band, Bandwidth, Flag, HostProbe, Point, band, wrong_signs
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -10,7 +10,7 @@ import pytest
 
 from harness import answer, facts, render, terminal, verdict, words
 from harness.compare import Comparison
-from harness.machine import Gpu
+from harness.gpu import Gpu
 from harness.options import Options
 from harness.plan import ArmStatus, Status
 from harness.testing import engines

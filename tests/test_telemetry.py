@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 
 from harness import process, telemetry
+from harness.gpu import Glance
 from harness.telemetry import Quiet, Reader, Reading, Settled
+
+GIB = 1 << 30
+
+
+def cards(used: int, *throttles: str, **told: Any) -> tuple[Glance, ...]:
+    """One card of 24 GiB as it is seen at a moment."""
+    return (Glance(used_bytes=used, total_bytes=24 * GIB, throttles=frozenset(throttles) or None, **told),)
+
 
 # counters of a 2-core machine: seconds of CPU time since boot
 AT_REST = Reading(at_s=100.0, busy_s=900.0, steal_s=2.0, own_s=10.0, kernel_s=30.0)
@@ -78,22 +87,20 @@ def test_a_load_under_foreign_work_is_disturbed_and_one_just_below_the_limit_is_
 def test_a_load_is_summed_up_by_peaks_and_growth() -> None:
     gib = 1 << 30
     readings = [
-        Reading(at_s=0.0, gpu_used_bytes=2 * gib, swap_used_bytes=100, memory_stall_s=1.0),
+        Reading(at_s=0.0, gpus=cards(2 * gib), swap_used_bytes=100, memory_stall_s=1.0),
         Reading(
             at_s=1.0,
             rss_bytes=5 * gib,
             major_faults=40,
-            gpu_used_bytes=9 * gib,
+            gpus=cards(9 * gib, "heat"),
             swap_used_bytes=350,
             memory_stall_s=1.25,
-            throttles=frozenset({"heat"}),
         ),
         Reading(
             at_s=2.5,
-            gpu_used_bytes=2 * gib,
+            gpus=cards(2 * gib, "power cap"),
             swap_used_bytes=300,
             memory_stall_s=1.5,
-            throttles=frozenset({"power cap"}),
         ),
     ]
 
@@ -115,7 +122,7 @@ def test_faults_from_before_the_first_look_at_an_engine_that_ran_already_do_not_
 
 
 def test_a_baseline_from_before_the_load_wins_over_the_first_look() -> None:
-    readings = [Reading(at_s=0.0, gpu_used_bytes=700), Reading(at_s=1.0, gpu_used_bytes=900)]
+    readings = [Reading(at_s=0.0, gpus=cards(700)), Reading(at_s=1.0, gpus=cards(900))]
 
     assert telemetry.summarise(readings, baseline_bytes=100).vram_bytes == 800
 
@@ -137,7 +144,7 @@ class Recorded:
         self.now_s, self.busy_s, self.slept_s = 0.0, 0.0, 0.0
 
     def read(self) -> Reading:
-        return Reading(at_s=self.now_s, busy_s=self.busy_s, own_s=0.0, gpu_used_bytes=77)
+        return Reading(at_s=self.now_s, busy_s=self.busy_s, own_s=0.0, gpus=cards(77))
 
     def sleep(self, seconds: float) -> None:
         self.slept_s += seconds

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from harness.compare import Comparison
-from harness.words import count, plain
+from harness.words import count, held_to, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,9 +171,9 @@ def named(arms: Sequence[str], noun: str = "arm") -> str:
 
 
 def stand_in(comparison: Comparison) -> list[str]:
-    """What every chart of speeds says of a stand-in device."""
+    """What every chart of speeds says of a stand-in device, or of a card that was made smaller."""
     if all(each.settings.stand_in_bytes is None for each in comparison.header.contenders):
-        return []
+        return [text] if (text := held_to(comparison.limits)) else []
     return ["Stand-in device: placement is real, speed says nothing about a GPU."]
 
 

@@ -105,7 +105,8 @@ class Handler(BaseHTTPRequestHandler):
         )
         engine.last_request = {"params": {key: body[key] for key in SAMPLING if key in body}}
         wanted = body.get("n_predict", body.get("max_completion_tokens", body.get("max_tokens", -1)))
-        if script.http_error is not None:
+        if script.http_error is not None and len(tokens) > script.fails_above:
+            engine.complain()
             self.fail(script.http_error, "scripted error", "server_error")
             return
         if len(tokens) >= engine.context:
@@ -140,6 +141,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
             if script.dies_after is not None and generated >= script.dies_after:
                 stream.flush()
+                self.engine.complain()
                 self.engine.end("", script.exit_code)
             if script.silent_after is not None and generated >= script.silent_after:
                 stream.flush()

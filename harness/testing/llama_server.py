@@ -204,7 +204,12 @@ class Server:
         host, port = self.flags.get("host", "127.0.0.1"), self.flags.get("port", "8080")
         self.say(f"srv  llama_server: listening on http://{host}:{port}")
 
+    def complain(self) -> None:
+        for text in self.script.last_words:
+            self.say(text, "E", 1)
+
     def _fail(self, text: str, code: int) -> NoReturn:
+        self.complain()
         self.say(text, "E", 1)
         if code >= 0:
             self.say("srv  llama_server: exiting due to model loading error", "E", 1)

@@ -69,14 +69,17 @@ class Store:
 class Runner:
     """The child: one model with one set of options."""
 
-    def __init__(self, program: Sequence[str], name: str, blob: Path, options: Mapping[str, Any], device: bool) -> None:
+    def __init__(
+        self, program: Sequence[str], name: str, blob: Path, options: Mapping[str, Any], device: bool, context: int
+    ) -> None:
         self.name, self.key = name, (name, *(options.get(key) for key in RELOADS))
-        self.context = int(options.get("num_ctx") or os.environ.get("OLLAMA_CONTEXT_LENGTH") or 4096)
+        self.context = int(options.get("num_ctx") or os.environ.get("OLLAMA_CONTEXT_LENGTH") or context)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         batch = options.get("num_batch") or 512
         attention = {None: "auto", "1": "on", "true": "on"}.get(os.environ.get("OLLAMA_FLASH_ATTENTION"), "off")
+        self.context = min(self.context, read(["ollama"]).trained_context or self.context)
         argv = [*program, "--model", str(blob), "--port", str(self.port), "--host", "127.0.0.1", "--no-webui"]
         argv += ["--offline", "-c", str(self.context), "-np", "1", "--log-verbosity", "4"]
         argv += ["--no-log-prefix", "--no-log-timestamps"]
@@ -123,7 +126,8 @@ class Runner:
     def last_words(self) -> str:
         self.copier.join(1)
         code = self.process.wait()
-        status = f"exit status {code}" if code >= 0 else f"signal: {signal.Signals(-code).name}"
+        words = (signal.strsignal(-code) or "").partition(":")[0].lower() if code < 0 else ""  # as Go has them
+        status = f"exit status {code}" if code >= 0 else f"signal: {words}"
         say(f'msg="llama-server terminated" error="{status}"', "ERROR")
         return ": ".join([status, *self.errors[:1]])
 
@@ -172,6 +176,7 @@ class Handler(BaseHTTPRequestHandler):
     program: Sequence[str]
     runner: Runner | None = None
     device: bool
+    context: int  # where none is asked for
     one = threading.Lock()
 
     def handle(self) -> None:
@@ -312,7 +317,7 @@ class Handler(BaseHTTPRequestHandler):
         key = (name, *(options.get(option) for option in RELOADS))
         if runner is None or runner.key != key or not runner.runs():
             self._unload()
-            Handler.runner = Runner(self.program, name, blob, options, self.device)
+            Handler.runner = Runner(self.program, name, blob, options, self.device, self.context)
         assert Handler.runner is not None
         return Handler.runner
 
@@ -358,7 +363,9 @@ def main(arguments: Sequence[str] | None = None, program: str | None = None) -> 
             f'description="{description}" libdirs=ollama driver="" pci_id="" type="{kind}" '
             f'total="{int(total) / 1024:.1f} GiB" available="{int(free) / 1024:.1f} GiB"'
         )
-    say('msg="vram-based default context" default_num_ctx=4096')
+    total_gib = sum(int(total) for _, _, total, _ in found) / 1024
+    Handler.context = 262144 if total_gib >= 47 else 32768 if total_gib >= 23 else 4096
+    say(f'msg="vram-based default context" total_vram="{total_gib:.1f} GiB" default_num_ctx={Handler.context}')
     host, _, port = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").removeprefix("http://").partition(":")
     try:
         server = ThreadingHTTPServer((host, int(port or 11434)), Handler)

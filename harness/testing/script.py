@@ -35,6 +35,7 @@ class Script:
     # that of a model with a known answer, else in WORDS
     words: tuple[str, ...] | None = None
     adds_bos: bool = False
+    trained_context: int | None = None  # tokens; Ollama asks its runner for no more
 
     # devices as (name, description, MiB); buffers as (device, kind, MiB), else by the model's tensors
     devices: tuple[tuple[str, str, int], ...] = ()
@@ -50,7 +51,9 @@ class Script:
     ignores_sigterm: bool = False
 
     # faults of a stream, some of them after so many tokens
-    http_error: int | None = None
+    http_error: int | None = None  # to prompts of more than `fails_above` tokens
+    fails_above: int = 0
+    last_words: tuple[str, ...] = ()  # errors in its log before it dies in a stream or answers with that error
     dies_after: int | None = None
     error_after: int | None = None  # an error object in a reply that began with 200
     silent_after: int | None = None

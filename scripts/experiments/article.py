@@ -20,7 +20,8 @@ import harness
 from harness import model as models
 from harness import placement, plan, record, synth
 from harness.contract import Engine, Settings, Usage
-from harness.machine import Gpu, Machine
+from harness.gpu import Gpu
+from harness.machine import Machine
 from harness.measure import Sample
 from harness.plan import ArmStatus, Status
 from harness.probe import equal_placements
