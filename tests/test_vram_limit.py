@@ -113,7 +113,7 @@ def test_a_search_is_held_to_the_limit_too(
 ) -> None:
     same_card(monkeypatch, cuda)
     free: list[int] = []
-    arms = "llama-cpp,llama-cpp@ncmoe=0..4"
+    arms = "ollama,llama-cpp,ub=64/128/256"
     with engines.fake(tmp_path, Script(itl_s=0.002)):
         found = find_best(
             options(model, tmp_path, arms=arms),
