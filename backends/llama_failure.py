@@ -97,15 +97,15 @@ PHASES = (
 )
 FOR_DRIVER = re.compile(r"\b(?:cuda|hip)(?:MemGetInfo|SetDevice|StreamCreate|DeviceReset)")  # the statement that failed
 ASKED = (  # how much was asked for; `unit` is of `size`, bytes where there is none
-    re.compile(r"allocating (?P<size>[\d.]+) (?P<unit>MiB) on device (?P<index>\d+)"),
-    re.compile(r"failed to allocate output buffer of size (?P<size>[\d.]+) (?P<unit>MiB)"),
+    re.compile(r"allocating (?P<size>\d+(?:\.\d+)?) (?P<unit>MiB) on device (?P<index>\d+)"),
+    re.compile(r"failed to allocate output buffer of size (?P<size>\d+(?:\.\d+)?) (?P<unit>MiB)"),
     re.compile(r"failed to allocate (?P<device>\S+) buffer of size (?P<size>\d+)"),
     re.compile(r"_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size (?P<size>\d+)"),
-    re.compile(r"insufficient memory \(attempted to allocate +(?P<size>[\d.]+) (?P<unit>MB)\)"),  # of 1024 KiB
+    re.compile(r"insufficient memory \(attempted to allocate +(?P<size>\d+(?:\.\d+)?) (?P<unit>MB)\)"),  # of 1024 KiB
     re.compile(r"memory allocation of size (?P<size>\d+) failed", re.IGNORECASE),
     re.compile(r"can't allocate (?P<size>\d+) Bytes"),
     re.compile(r"failed to allocate Metal buffer of (?P<size>\d+) bytes"),
-    re.compile(r"failed to allocate buffer, size = +(?P<size>[\d.]+) (?P<unit>MiB)"),
+    re.compile(r"failed to allocate buffer, size = +(?P<size>\d+(?:\.\d+)?) (?P<unit>MiB)"),
     re.compile(r"unable to allocate (?!backend)(?P<device>\S+) buffer"),
     re.compile(r"current device: (?P<index>\d+)"),
 )

@@ -1,8 +1,8 @@
 """A GPU made smaller: the rest of its memory is held, so that every engine finds a card of the size asked for.
 
-A child process, `python -m harness.ballast LIMIT[,LIMIT…]`, allocates through the CUDA driver what is
-free beyond the limit. It sees the cards that engines see, for the driver itself hides what
-CUDA_VISIBLE_DEVICES leaves out, and it ends with the pipe to us, however we end.
+A child process, whose body is `main`, allocates through the CUDA driver what is free beyond the limit. It
+sees the cards that engines see, for the driver itself hides what CUDA_VISIBLE_DEVICES leaves out, and it
+ends with the pipe to us, however we end.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class Ballast:
         self.cards = _answer(self._child, GO_ON)
         return self.cards
 
+    def require(self) -> None:
+        """Raises RunRefused if the child is gone, and the engines have seen more than the limit since."""
+        if self._child.returncode() is not None:
+            raise _gone(self._child, GO_ON)
+
 
 @contextlib.contextmanager
 def hold(limits: Sequence[int], log: Path) -> Iterator[Ballast]:
@@ -97,7 +102,7 @@ def hold(limits: Sequence[int], log: Path) -> Iterator[Ballast]:
 
     `log` takes what the child has to say besides. Raises UsageError, Unavailable, RunRefused.
     """
-    argv = (sys.executable, "-m", "harness.ballast", ",".join(map(str, limits)))
+    argv = process.python(f"from harness.ballast import main; main({list(limits)})")
     # It compiles nothing, so the driver needs no cache in the user's home.
     environment = os.environ | {process.ASIDE: "1", "CUDA_CACHE_DISABLE": "1"}
     with process.start(argv, log, environment, piped=True) as child:
@@ -115,15 +120,18 @@ def _answer(child: process.Child, then: str) -> tuple[Card, ...]:
             f"restart the machine if it does not, then {then}"
         ) from None
     if not line:
-        raise RunRefused(
-            f"the ballast is gone ({_end(child)}), so engines would see the whole GPU; "
-            f"its log is {child.log.name}; {then}"
-        )
+        raise _gone(child, then)
     told = json.loads(line)
     if "error" in told:
         kinds = {kind.__name__: kind for kind in (UsageError, Unavailable, RunRefused)}
         raise kinds[told["error"]](told["message"])
     return tuple(Card(**card) for card in told["cards"])
+
+
+def _gone(child: process.Child, then: str) -> RunRefused:
+    return RunRefused(
+        f"the ballast is gone ({_end(child)}), so engines would see the whole GPU; its log is {child.log.name}; {then}"
+    )
 
 
 def _line(child: process.Child) -> bytes:
@@ -369,7 +377,3 @@ def main(limits: Sequence[int]) -> None:
             _tell({"error": type(error).__name__, "message": str(error)})
         if not sys.stdin.readline():
             return
-
-
-if __name__ == "__main__":
-    main([int(limit) for limit in sys.argv[1].split(",")])

@@ -274,6 +274,7 @@ def compare(run: Run) -> Comparison:
     twin = None
     if drawn.twin is not None:
         twin = row(contenders[_text(drawn, drawn.reference)], drawn.twin, statuses[drawn.twin])
+    twin = twin and _with_others(twin, rows)
     rows = [_with_others(each, rows) for each in rows]
     requests = {label: [_logs(run, load) for load in its] for label, its in judged.items()}
     return Comparison(
@@ -458,8 +459,7 @@ def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> list[tuple[in
 
 def _shared(run: Run) -> Iterator[str]:
     """What others took of the GPUs, or the machine at rest was not the same before and after."""
-    if (size := run.header.foreign_gpu_bytes) is not None:
-        yield f"Other programs held {format_bytes(size)} of GPU memory as the run began."
+    yield from (f"{who[0].upper()}{who[1:]}." for sitting in run.sittings for who in sitting.foreign_gpu)
     drift = energy.idle_drift([each.gpu_w for each in run.idle if each.gpu_w is not None])
     if drift is not None and drift > energy.IDLE_DRIFT:
         yield f"The GPUs drew {percent(drift)} more or less at rest after the run than before it."

@@ -32,7 +32,7 @@ from harness.machine import Machine
 from harness.model import Model
 from harness.options import Options
 from harness.placement import Predicted
-from harness.probe import find_model, matched_settings, require_weights, stand_in_bytes
+from harness.probe import find_model, limit_bytes, matched_settings, require_weights, stand_in_bytes
 from harness.registry import backends, recipes
 from harness.sizes import format_bytes
 from harness.words import NONE, count, percent
@@ -171,7 +171,9 @@ class _Here:
 
     @property
     def card_bytes(self) -> int | None:
-        """Memory of all GPUs, by the driver or by an engine; None if a GPU does not tell, 0 without any."""
+        """Memory of all GPUs, by the driver or by an engine, or what they are held to; None if a GPU does not tell."""
+        if (limit := limit_bytes(self.options, self.machine)) is not None:
+            return limit
         seen = [[device.total_bytes for device in each.devices] for each in self.local]
         seen.append([state.glance.total_bytes for state in self.gpus])
         known = [sum(sizes) for each in seen if each and len(sizes := [size for size in each if size]) == len(each)]

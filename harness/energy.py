@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from harness import gpus
 WINDOW_S = 10.0  # the shortest that tells anything
 IDLE_S = 10.0
 STEP_S = 0.1  # of every counter seen; a slower one shows by itself
+SLOPE_S = 1.0  # over which power is told
 IDLE_DRIFT = 0.05  # between the beginning and the end of a run
 Points = Sequence[tuple[int, float | None]]  # nanoseconds on the clock that stamps tokens, and joules
 
@@ -118,13 +120,17 @@ def _at(changes: Sequence[tuple[int, float]], at_ns: int) -> float:
 def _uneven(changes: Sequence[tuple[int, float]], at_ns: int) -> float:
     """Joules by which power may have been uneven between the readings around a moment; 0 where too few are around."""
     after = next((number for number, (when, _) in enumerate(changes) if when >= at_ns), 0)
-    if after < 2 or after > len(changes) - 2:
+    earlier, later = changes[:after][::-1], changes[after:]
+    if len(earlier) < 2 or len(later) < 2:
         return 0.0
-    watts = [
-        (second - first) / (second_ns - first_ns) * 1e9
-        for (first_ns, first), (second_ns, second) in pairwise(changes[after - 2 : after + 2])
-    ]
-    return abs(watts[0] - watts[2]) * (changes[after][0] - changes[after - 1][0]) / 1e9
+    return abs(_watts(earlier) - _watts(later)) * (later[0][0] - earlier[0][0]) / 1e9
+
+
+def _watts(points: Sequence[tuple[int, float]]) -> float:
+    """Power from the first of these points on, over a time in which single steps count little."""
+    (first_ns, first), *others = points
+    far_ns, far = next((each for each in others if abs(each[0] - first_ns) >= SLOPE_S * 1e9), others[-1])
+    return (far - first) / (far_ns - first_ns) * 1e9
 
 
 def per_token(found: Iterable[Spent | None], idle_w: float | None) -> PerToken | None:
@@ -145,8 +151,8 @@ def per_token(found: Iterable[Spent | None], idle_w: float | None) -> PerToken |
 
 
 def idle_drift(watts: Sequence[float]) -> float | None:
-    """How far apart the first and the last look at rest are, as a share; None unless there are two."""
-    return abs(watts[-1] / watts[0] - 1) if len(watts) > 1 and watts[0] > 0 else None
+    """How far apart looks at rest are, as a share of the least; None unless there are two."""
+    return max(watts) / min(watts) - 1 if len(watts) > 1 and min(watts) > 0 else None
 
 
 # ── counters ────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +184,7 @@ class Packages:
 
 
 class Meter:
-    """Readings of all counters over time, of one load."""
+    """Readings of all counters over time, of one load. Several threads may take them."""
 
     def __init__(
         self,
@@ -188,11 +194,13 @@ class Meter:
     ) -> None:
         self._gpu, self._cpu, self._clock = gpu, cpu or Packages().joules, clock
         self._points: list[tuple[int, float | None, float | None]] = []
+        self._alone = threading.Lock()  # else a counter that is read first could be stamped last, and seem to fall
 
     def read(self) -> bool:
         """Take one reading; whether any counter told anything."""
-        gpu, cpu = self._gpu(), self._cpu()
-        self._points.append((self._clock(), gpu, cpu))
+        with self._alone:
+            gpu, cpu = self._gpu(), self._cpu()
+            self._points.append((self._clock(), gpu, cpu))
         return gpu is not None or cpu is not None
 
     @property

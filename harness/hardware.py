@@ -24,6 +24,10 @@ ENERGY = (
     "in it. Intervals are over loads; the error is one standard deviation of the counter's steps. The sensor may be "
     "off by several per cent besides, for all arms alike."
 )
+TAKES = (
+    f"windows of {energy.WINDOW_S:.0f} s on an arm, together, and a counter that covers them all; take longer answers, "
+    "more requests or more blocks."
+)
 
 
 # ── how the GPUs worked ─────────────────────────────────────────────────────────────────────
@@ -136,7 +140,9 @@ def joules(comparison: Comparison) -> list[str]:
         for row in rows
     ]
     headers = ("arm", "J a token", "above idle", "against the reference", "power", "error", "over", "CPU, J a token")
-    return ["## Energy", markdown_table(headers, cells), ENERGY, *_rest(comparison)]
+    without = [code(row.arm) for row in comparison.rows if row.loads and row.gpu_energy is None]
+    said = [f"No figure for {', '.join(without)}: {TAKES}"] if without else []
+    return ["## Energy", markdown_table(headers, cells), *said, ENERGY, *_rest(comparison)]
 
 
 def _rest(comparison: Comparison) -> list[str]:
@@ -150,6 +156,6 @@ def _why_not(comparison: Comparison) -> str:
     """In one sentence."""
     judged = [load for load in comparison.run.loads if load.stage == "block" and load.failure is None]
     known = [load.gpu_energy for load in judged if load.gpu_energy is not None]
-    if not known:
+    if not known and not any(each.gpu_w is not None for each in comparison.run.idle):
         return "No counter of a GPU's energy could be read here."
-    return f"That takes windows of {energy.WINDOW_S:.0f} s on every arm, together; take more requests or blocks."
+    return f"That takes {TAKES}"

@@ -81,14 +81,15 @@ def run_load(
     `prompt_tokens` by prompt id is what every arm must see; counts that are new go into it.
     `starts` is how hot it was when earlier loads began. The engine is gone when this returns or raises.
     """
-    if job.ballast is not None:
-        _set_limit(job.ballast)
     cache = None
     if job.available_bytes is not None:
         cache = gates.read_ahead(job.model.shards, job.host_bytes, job.available_bytes, say=tell)
     thermal = gates.wait_until_cool(starts, gates.COOL_S if wait else 0.0, say=tell)
     quiet = telemetry.wait_until_quiet(say=tell) if wait else None
     baseline = quiet.gpu_used_bytes if quiet else None
+    if job.ballast is not None:  # after the waits, in which others may take memory or give it back
+        _set_limit(job.ballast)
+        baseline = None  # as it is from now on
     started = time.time()
     samples: list[Sample] = []
     realised: Realised | None = None
@@ -118,6 +119,8 @@ def run_load(
             failure = ArmStatus(Status.UNAVAILABLE, str(error))
         except EngineFailed as error:
             failure = ArmStatus(STATUS_OF.get(type(error), Status.CRASHED), str(error))
+    if job.ballast is not None:
+        job.ballast.require()  # else the engine may have had the whole card, and the load is not one of this limit
     settled = telemetry.memory_settled(watcher.baseline_bytes)
     windows = [window for sample in samples if (window := _window(sample)) is not None]
     done = LoadRecord(
@@ -147,9 +150,10 @@ def run_load(
 
 def _set_limit(ballast: Ballast) -> None:
     """Leave every GPU as much free memory as the limit says, and believe it when NVML does. Raises RunRefused."""
-    cards = ballast.adjust()
-    memory, wanted = gpus.memory(), sum(card.free_bytes for card in cards)
-    if memory is not None and len(gpus.cards()) == len(cards) and abs(memory.free_bytes - wanted) > HELD_BYTES:
+    cards, seen = ballast.adjust(), gpus.glances()
+    memory, wanted = gpus.memory(seen), sum(card.free_bytes for card in cards)
+    all_tell = len(seen) == len(cards) and all(each.free_bytes is not None for each in seen)
+    if memory is not None and all_tell and abs(memory.free_bytes - wanted) > HELD_BYTES:
         raise RunRefused(
             f"the ballast left {format_bytes(wanted)} of GPU memory and NVML sees {format_bytes(memory.free_bytes)}; "
             "go on with --resume when no other program uses the GPU"

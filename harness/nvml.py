@@ -79,7 +79,7 @@ def _visible(handles: list[Any]) -> list[Any]:
     for word in (each.strip() for each in words.split(",")):
         if word.startswith("MIG-"):
             return handles
-        if word.isdigit():
+        if word.isascii() and word.isdecimal():
             if not by_number:
                 return handles
             if int(word) >= len(handles):
@@ -89,7 +89,7 @@ def _visible(handles: list[Any]) -> list[Any]:
             shown += [each for each in handles if str(ask("nvmlDeviceGetUUID", each)).startswith(word)]
         else:
             break
-    return shown
+    return [each for number, each in enumerate(shown) if each not in shown[:number]]  # no card counts twice
 
 
 def _real(value: Any, least: int) -> int | None:

@@ -62,10 +62,9 @@ class Cleared:
     foreign: tuple[Foreign, ...]
 
     @property
-    def large_bytes(self) -> int | None:
-        """Held by programs that compute; None if it is not much."""
-        held = sum(each.used_bytes or 0 for each in self.foreign if is_large(each))
-        return held or None
+    def large(self) -> tuple[Foreign, ...]:
+        """Those who take memory that an engine would use."""
+        return tuple(filter(is_large, self.foreign))
 
 
 # ── who holds memory ────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,11 +18,13 @@ from harness import machine, model, plan, record, verdict
 from harness.arms import parse_arms
 from harness.errors import RunRefused
 from harness.inspection import shares
+from harness.machine import Machine
 from harness.options import Options
 from harness.plan import Status
 from harness.probe import Field, Watch, find_field, find_model
 from harness.record import Contender, Run
 from harness.run import DEFAULT_BLOCKS
+from harness.sizes import format_bytes
 from harness.words import count
 
 LEAST_BLOCKS = plan.max_blocks(0.0, 1.0, 1)  # of a run, however small its budget
@@ -86,7 +88,12 @@ def preview_run(options: Options, watch: Watch) -> Preview:
         "arms": [_arm(each) for each in field.contenders],
         "loads": {"fewest": fewest * copies, "most": most * copies},
         "minutes": _minutes(known_run, fewest, most),
-        "notes": [*notes(field), *_blind(running), *_budget_notes(options, known_run, most, copies)],
+        "notes": [
+            *notes(field),
+            *_blind(running),
+            *_overfull(running, field.machine),
+            *_budget_notes(options, known_run, most, copies),
+        ],
     }
 
 
@@ -101,6 +108,23 @@ def _blind(running: Sequence[Contender]) -> Iterator[str]:
             f"{engine} has no RPC and does not see the stand-in device, so {', '.join(named)} will be VOID; "
             "`llamaduel engines list` says what has"
         )
+
+
+def _overfull(running: Iterable[Contender], machine: Machine) -> Iterator[str]:
+    """Arms that need more than the GPUs have. Only an engine can refuse them: some drivers page to the machine."""
+    sizes = [gpu.memory_bytes for gpu in machine.gpus]
+    card = sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
+    for each in running:
+        settings, predicted = each.settings, each.predicted
+        room = card if settings.device_limit_bytes is None else settings.device_limit_bytes
+        if predicted is None or predicted.device_bytes is None or room is None:
+            continue
+        need = predicted.device_bytes + (predicted.compute_bytes or 0)
+        if need > room and settings.stand_in_bytes is None and not settings.rpc:
+            yield (
+                f"{each.arm} needs {format_bytes(need)} of {format_bytes(room)} of GPU memory: a run will find that it "
+                "does not load, or on WSL2 that it spills"
+            )
 
 
 def _arm(each: Contender) -> PlannedArm:

@@ -31,6 +31,7 @@ from harness.plan import ArmStatus, Status
 from harness.record import Contender, LoadRecord
 from harness.registry import backend, backends
 from harness.sizes import format_bytes, parse_size
+from harness.words import count
 
 PROBES = 2  # one stall of the machine must not cost an arm
 PROBE_TOKENS = plan.OUT_TOKENS[0]
@@ -72,7 +73,7 @@ class Field:
     notes: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()  # which arms are one placement, and why, in sentences
     ballast: Ballast | None = None  # that holds the GPUs to a smaller size
-    foreign_gpu_bytes: int | None = None  # that other programs hold; None: not much
+    foreign_gpu: tuple[str, ...] = ()  # who else holds much of their memory, in sentences
 
     @property
     def context(self) -> int | None:
@@ -273,12 +274,19 @@ def _check_limit(options: Options, machine: Machine) -> None:
         return
     if options.stand_in is not None:
         raise UsageError("--vram-limit holds a real GPU and --stand-in needs none; give one of the two")
-    limit_bytes(options, machine)
+    limits = ballast.limits_of(options.vram_limit)
     if not machine.gpus:
+        size = "SIZE" if "," in options.vram_limit else options.vram_limit  # a stand-in is one device
         raise UsageError(
-            f"--vram-limit needs an NVIDIA GPU and this machine shows none; --stand-in={options.vram_limit} "
-            "shows where weights would go"
+            f"--vram-limit needs an NVIDIA GPU and this machine shows none; --stand-in={size} shows where weights "
+            "would go"
         )
+    for gpu in machine.gpus if len(limits) == 1 else ():
+        if gpu.memory_bytes is not None and limits[0] > gpu.memory_bytes:
+            raise UsageError(
+                f"--vram-limit={options.vram_limit} is more than {gpu.name} has ({format_bytes(gpu.memory_bytes)}); "
+                "name less, or run without it"
+            )
 
 
 @contextlib.contextmanager
@@ -292,7 +300,7 @@ def on_gpus(field: Field, options: Options, log: Path, watch: Watch) -> Iterator
         return
     policy = "go-on" if options.no_wait and options.gpu_in_use == "wait" else options.gpu_in_use
     cleared = preflight.clear(policy, field.machine, say=lambda text: watch(Progress(text, lasting=False)))
-    notes = [f"{each} as the run began" for each in cleared.foreign if preflight.is_large(each)]
+    notes: list[str] = []
     states = gpus.states()
     for number, state in enumerate(states):
         notes += [f"{fact}; {step}" for _, fact, step in preflight.slowing(state, preflight.name_of(number, states))]
@@ -301,9 +309,15 @@ def on_gpus(field: Field, options: Options, log: Path, watch: Watch) -> Iterator
         if options.vram_limit is not None:
             watch(Progress("holding GPU memory", lasting=False))
             held = stack.enter_context(ballast.hold(ballast.limits_of(options.vram_limit), log))
+            if sum(held.limits) != limit_bytes(options, field.machine):  # arms are judged by what all cards have
+                raise UsageError(
+                    f"CUDA shows {count(len(held.cards), 'GPU')} and NVML {len(field.machine.gpus)}, so it is unknown "
+                    "which are held; name them by their UUIDs in CUDA_VISIBLE_DEVICES (`nvidia-smi -L` lists them), "
+                    "or set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+                )
             notes += [_held(card, limit) for card, limit in zip(held.cards, held.limits, strict=True)]
         yield dataclasses.replace(
-            field, ballast=held, foreign_gpu_bytes=cleared.large_bytes, notes=(*field.notes, *notes)
+            field, ballast=held, foreign_gpu=tuple(map(str, cleared.large)), notes=(*field.notes, *notes)
         )
 
 

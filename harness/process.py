@@ -232,12 +232,16 @@ def _marked(variable: str, value: str) -> list[psutil.Process]:
     ]
 
 
+def python(code: str) -> list[str]:
+    """A command that runs code of this package, whatever modules lie in the folder that we were started in."""
+    return [sys.executable, "-P", "-c", f"import sys; sys.path.append({str(Path(__file__).parent.parent)!r}); {code}"]
+
+
 @cache
 def _start_guard() -> None:
     """A process that ends all our children when our end of its pipe closes, however we died."""
-    code = f"from harness.process import guard; guard({owner()!r})"
     started = subprocess.Popen(
-        [sys.executable, "-c", code],
+        python(f"from harness.process import guard; guard({owner()!r})"),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -115,7 +115,6 @@ class Header:
     notes: tuple[str, ...] = ()
     search: Search | None = None
     host_probe: HostProbe | None = None  # of memory; None: not needed, or it could not run
-    foreign_gpu_bytes: int | None = None  # that other programs held as it began; None: not much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +143,14 @@ class LoadRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sitting:
+    """A line of kind `sitting`: the run began, or went on, and who held GPU memory then, in sentences."""
+
+    started_unix_s: float
+    foreign_gpu: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLine:
     """A line of kind `sample`: written at once, before its load has ended."""
 
@@ -159,6 +166,7 @@ class Run:
     header: Header
     loads: tuple[LoadRecord, ...] = ()
     idle: tuple[Idle, ...] = ()  # the machine at rest, before the blocks and after them
+    sittings: tuple[Sitting, ...] = ()
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     def samples_of(self, load: LoadRecord) -> tuple[Sample, ...]:
@@ -166,8 +174,8 @@ class Run:
         return tuple(sample for sample in self.samples.get(load.id, ()) if not sample.warmup)
 
 
-Line = LoadRecord | SampleLine | Idle
-KINDS: dict[str, type[Line]] = {"load": LoadRecord, "sample": SampleLine, "idle": Idle}
+Line = LoadRecord | SampleLine | Idle | Sitting
+KINDS: dict[str, type[Line]] = {"load": LoadRecord, "sample": SampleLine, "idle": Idle, "sitting": Sitting}
 _ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
@@ -281,12 +289,15 @@ def _read(folder: Path) -> Run:
         raise RunRefused(f"{path} has format {header.format}; this version reads {FORMAT}")
     loads: list[LoadRecord] = []
     idle: list[Idle] = []
+    sittings: list[Sitting] = []
     samples: dict[str, list[Sample]] = {}
     for record in _lines(folder / LINES):
         if isinstance(record, LoadRecord):
             loads.append(record)
         elif isinstance(record, Idle):
             idle.append(record)
+        elif isinstance(record, Sitting):
+            sittings.append(record)
         else:
             samples.setdefault(record.load, []).append(record.sample)
     return Run(
@@ -294,6 +305,7 @@ def _read(folder: Path) -> Run:
         header=header,
         loads=tuple(loads),
         idle=tuple(idle),
+        sittings=tuple(sittings),
         samples={load: tuple(found) for load, found in samples.items()},
     )
 

@@ -486,6 +486,14 @@ _SERIALS: tuple[Rule, ...] = (
         _after("<serial>"),
     ),
 )
+# What else ran on the machine: a note names it with its pid, as `preflight.Foreign` says it.
+_PROGRAMS: tuple[Rule, ...] = (
+    (
+        "program",
+        re.compile(r"\A.{1,200}? \(pid \d+\) holds (?=.* as (?:the run began|it went on)\Z)", re.S),
+        _word("another program holds "),
+    ),
+)
 
 
 def _ip(found: re.Match[str]) -> str:
@@ -574,7 +582,7 @@ _ADDRESSES: tuple[Rule, ...] = (
 @lru_cache(8)
 def _rules(private: Private) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
     """All rules; and all but the one that takes `12.8.0.38` for an address."""
-    before = (*_exact(private), *_KEYS, *_SERIALS, *_folders(private), *_PATHS, *_ADDRESSES[:-1])
+    before = (*_PROGRAMS, *_exact(private), *_KEYS, *_SERIALS, *_folders(private), *_PATHS, *_ADDRESSES[:-1])
     names = _names(private)
     return (*before, _ADDRESSES[-1], *names), (*before, *names)
 

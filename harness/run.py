@@ -50,7 +50,7 @@ from harness.probe import (
     task,
     void,
 )
-from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Search
+from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Search, Sitting
 
 PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf", "xllamacpp")
 BALLAST_LOG = Path("engines") / "ballast.log"
@@ -84,6 +84,9 @@ def new_folder(options: Options, field: Field) -> Iterator[Path]:
         except RunRefused as error:
             if record.exists(folder):
                 raise
+            if not any(each.stat().st_size for each in (folder / "engines").glob("*")):
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
             raise type(error)(f"{error}; the engines' logs are in {folder / 'engines'}") from None
         except BaseException:
             if not record.exists(folder):
@@ -104,6 +107,7 @@ def run_field(
     found = probe(field, options, folder, prompt_tokens, watch)
     drawn = _draw(field, found, options)
     record.create(folder, _header(field, found, drawn, options, search, host))
+    record.append(folder, _sitting(field, "the run began"))
     minutes = plan.estimate_minutes(drawn, _by_label(drawn, found))
     blocks = f"{drawn.max_blocks} blocks of {len(drawn.arms)} {'load' if len(drawn.arms) == 1 else 'loads'}"
     few = ", too few for a claim" if drawn.max_blocks < verdict.FEWEST_BLOCKS else ""
@@ -111,6 +115,10 @@ def run_field(
     load_s = 60 * minutes / (drawn.max_blocks * len(drawn.arms))
     _run_blocks(record.read(folder), field, options, prompt_tokens, watch, load_s)
     return record.read(folder)
+
+
+def _sitting(field: Field, what: str) -> Sitting:
+    return Sitting(started_unix_s=time.time(), foreign_gpu=tuple(f"{who} as {what}" for who in field.foreign_gpu))
 
 
 def _host_probe(field: Field, watch: Watch) -> HostProbe | None:
@@ -273,7 +281,6 @@ def _header(
         command=command_of(options, drawn.seed),
         search=search,
         host_probe=host,
-        foreign_gpu_bytes=field.foreign_gpu_bytes,
         versions={name: installed for name in PACKAGES if (installed := _version(name))},
         notes=(*field.notes, *field.merged, *found.notes),
     )
@@ -544,6 +551,7 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
         raise RunRefused(f"{folder} cannot be continued: {'; '.join(dict.fromkeys(changes))}; start a new run")
     with record.lock(folder), on_gpus(field, options, folder / BALLAST_LOG, watch) as held:
         record.repair(folder)
+        record.append(folder, _sitting(held, "it went on"))
         _run_blocks(record.read(folder), held, options, {}, watch)
     return record.read(folder)
 

@@ -36,7 +36,7 @@ WINDOW_S = 1.0
 SHORTEST_S = 0.5  # between two readings
 METER_S = 0.1  # between two looks at energy counters, which step that often
 CPU_SHARE = 0.004  # of one core, at most, for readings
-METER_SHARE = 0.005  # for energy counters: 4 ms a look on a large card
+METER_SHARE = 0.004  # for energy counters: 4 ms a look on a large card
 WORKS = 0.05  # share of time from which on a card is working, and its clock counts; with experts on the host it waits
 HAS_PROC = sys.platform.startswith("linux")
 

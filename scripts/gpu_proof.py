@@ -462,10 +462,13 @@ def experiment(given: argparse.Namespace, more: Sequence[str]) -> Experiment:
     )
     begun = given.out / "experiment.json"
     facts = {"model": given.model or path.name, "limit": found.limit, "options": list(more)}
-    if begun.exists() and read(begun) != facts:
-        raise Failed(f"{given.out} holds an experiment with other options (see {begun}); name another folder")
-    given.out.mkdir(parents=True, exist_ok=True)
-    begun.write_text(json.dumps(facts, indent=1), "utf-8")
+    try:
+        if begun.exists() and read(begun) != facts:
+            raise Failed(f"{given.out} holds an experiment with other options (see {begun}); name another folder")
+        given.out.mkdir(parents=True, exist_ok=True)
+        begun.write_text(json.dumps(facts, indent=1), "utf-8")
+    except (OSError, ValueError) as error:
+        raise Failed(f"{given.out} cannot hold an experiment ({error}); name another folder") from None
     return found
 
 

@@ -537,7 +537,7 @@ def test_a_harness_killed_while_its_driver_hangs_leaves_nothing(cuda: Cuda, tmp_
 
 
 def test_the_end_of_its_pipe_alone_ends_the_child(cuda: Cuda, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "harness.ballast", str(GIB)]
+    argv = process.python(f"from harness.ballast import main; main([{GIB}])")
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -555,3 +555,13 @@ def test_importing_it_loads_no_library_of_numbers() -> None:
     code = "import sys, harness.ballast; print({'numpy', 'scipy', 'pynvml', 'torch', 'requests'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_module_of_the_same_name_where_we_were_started_is_not_taken_for_ours(
+    cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "harness.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "json.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    with ballast.hold((2 * GIB,), tmp_path / "log") as held:
+        assert held.cards[0].free_bytes == 2 * GIB

@@ -411,3 +411,17 @@ def test_only_whole_blocks_are_judged_and_unknown_shares_are_unknown() -> None:
     assert slower.contrast is not None
     assert slower.contrast.word == "DIFFERENT"
     assert slower.watch_share is None
+
+
+@pytest.mark.parametrize("name", ["served_token", "telemetry_cost"])
+def test_results_of_nothing_are_a_usage_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = importlib.import_module(name)
+    monkeypatch.setattr(sys, "argv", [name, "--again", "--out", str(tmp_path)])
+
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+
+    assert ended.value.code == 2
+    assert "measure first" in capsys.readouterr().err

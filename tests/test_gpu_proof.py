@@ -524,6 +524,17 @@ def test_a_command_that_is_not_there_is_named(bench: Bench) -> None:
     assert "/nowhere/llamaduel cannot be started (No such file or directory); name another" in done.stderr
 
 
+def test_a_folder_that_holds_no_experiment_is_a_sentence(bench: Bench) -> None:
+    bench.out.mkdir()
+    (bench.out / "experiment.json").write_text("{")
+
+    code, _, errors = bench.run("--steps", "doctor")
+
+    assert code == 1
+    assert "cannot hold an experiment" in errors
+    assert "Traceback" not in errors
+
+
 def test_a_folder_of_another_experiment_is_left_alone(bench: Bench) -> None:
     assert bench.run("--steps", "doctor")[0] == 0
     bench.asked()

@@ -22,7 +22,7 @@ from harness.contract import Buffer, Realised
 from harness.energy import Idle, Spent
 from harness.options import Options
 from harness.placement import Predicted
-from harness.record import LoadRecord
+from harness.record import LoadRecord, Sitting
 from harness.telemetry import Telemetry
 from harness.testing import engines
 from harness.testing.script import Script
@@ -152,6 +152,22 @@ def test_windows_of_less_than_ten_seconds_in_all_give_no_joules_and_say_why() ->
     assert all(row.gpu_j is None for row in found.rows)
 
 
+def test_an_arm_without_a_figure_of_energy_is_named_beside_those_that_have_one() -> None:
+    run = a_run(SIZES).run
+    loads = tuple(dataclasses.replace(each, gpu_energy=None) if each.arm == OTHER else each for each in run.loads)
+
+    section = "\n".join(hardware.joules(compare(dataclasses.replace(run, loads=loads))))
+
+    assert f"No figure for `{OTHER}`: windows of 10 s" in section
+
+
+def test_a_counter_that_was_read_at_rest_is_not_said_to_be_none() -> None:
+    run = a_run(SIZES).run
+    loads = tuple(dataclasses.replace(each, gpu_energy=None) for each in run.loads)
+
+    assert "That takes windows of 10 s" in "\n".join(hardware.joules(compare(dataclasses.replace(run, loads=loads))))
+
+
 def test_a_machine_that_draws_more_at_rest_afterwards_is_a_doubt() -> None:
     run = a_run(SIZES).run
     warmer = (run.idle[0], dataclasses.replace(run.idle[1], gpu_w=56.0))
@@ -163,11 +179,14 @@ def test_a_machine_that_draws_more_at_rest_afterwards_is_a_doubt() -> None:
 
 def test_memory_that_others_held_is_a_doubt() -> None:
     run = a_run(SIZES).run
-    header = dataclasses.replace(run.header, foreign_gpu_bytes=3 * GIB)
+    sittings = (
+        Sitting(started_unix_s=1.0),
+        Sitting(started_unix_s=2.0, foreign_gpu=("x (pid 7) holds it as it went on",)),
+    )
 
-    doubts = compare(dataclasses.replace(run, header=header)).state.reasons
+    doubts = compare(dataclasses.replace(run, sittings=sittings)).state.reasons
 
-    assert "Other programs held 3.00 GiB of GPU memory as the run began." in doubts
+    assert "X (pid 7) holds it as it went on." in doubts
 
 
 # ── how they worked ─────────────────────────────────────────────────────────────────────────

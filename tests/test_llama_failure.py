@@ -517,3 +517,11 @@ def test_a_kill_is_for_memory_if_the_system_has_counted_one(
 def test_a_load_of_the_log_and_its_failure_are_read_from_the_same_lines() -> None:
     lines = FULL["pinned host memory, and none beside it"][0]
     assert "could not be pinned" in llama_log.read_load(lines).notes[0]
+
+
+@pytest.mark.parametrize("size", ["...", "1.2.3", "."])
+def test_a_size_that_is_no_number_stays_unknown(size: str) -> None:
+    found = read_failure([f"allocating {size} MiB on device 0: cudaMalloc failed: out of memory"])
+
+    assert found is not None
+    assert (found.kind, found.asked_bytes) == ("memory", None)

@@ -237,6 +237,8 @@ def test_without_a_driver_every_question_has_an_empty_answer() -> None:
         ("-1", []),
         ("0,7,1", ["GPU-a"]),  # CUDA stops at the first that is none
         ("MIG-1234", ["GPU-a", "GPU-b"]),
+        ("1,1", ["GPU-b"]),
+        ("²", []),  # a digit, and no number
     ],
 )
 def test_cards_that_engines_do_not_see_are_not_counted(

@@ -139,3 +139,10 @@ def test_a_ctrl_c_just_before_it_is_ignored_is_ignored_too() -> None:
     script = IMPATIENT + EARLIER
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "the guard ended with 0\n", "")
+
+
+def test_code_of_ours_runs_whatever_modules_lie_in_the_folder_we_were_started_in(tmp_path: Path) -> None:
+    (tmp_path / "harness.py").write_text("raise SystemExit(3)\n")
+    argv = process.python("from harness.process import guard; guard('0-0')")
+
+    assert subprocess.run(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, check=False).returncode == 0

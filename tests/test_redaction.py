@@ -341,3 +341,19 @@ def test_numbers_and_digests_are_none_of_its_business(whole: int, part: float, d
     text = f"{whole} {part} b{whole} {digest} {part:.2f}× ({part:.3f}–{part:.3f})"
 
     assert redact(text, KNOWN) == text
+
+
+def test_what_else_ran_on_the_machine_is_not_told() -> None:
+    counts: Counter[str] = Counter()
+    notes = [
+        "diary of Zoe (pid 4242) holds 600 MiB of NVIDIA H200 as the run began",
+        "a process (pid 7) holds an unknown amount of 1: NVIDIA H200 as the run began",
+        "programs that cannot be seen from here hold 600 MiB of NVIDIA H200 as the run began",
+    ]
+
+    assert redact_data({"notes": notes}, Private(), counts)["notes"] == [
+        "another program holds 600 MiB of NVIDIA H200 as the run began",
+        "another program holds an unknown amount of 1: NVIDIA H200 as the run began",
+        notes[2],
+    ]
+    assert counts == {"program": 2}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from harness import process, telemetry
+from harness.energy import Meter
 from harness.gpu import Glance
 from harness.telemetry import Quiet, Reader, Reading, Settled
 
@@ -426,6 +427,28 @@ def test_the_dearer_a_reading_the_rarer_it_is_taken() -> None:
             time.sleep(0.01)
 
     assert stamps[2] - stamps[1] > 1.9  # 0.02 s of CPU at 1 % of a core
+
+
+def test_dear_looks_at_everything_and_at_energy_cost_less_than_a_hundredth_of_a_core_together() -> None:
+    def spin(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    def read() -> Reading:
+        spin(0.004)
+        return Reading(at_s=time.perf_counter())
+
+    def joules() -> float:
+        spin(0.0043)
+        return time.perf_counter()
+
+    with telemetry.watch(read=read, meter=Meter(joules, lambda: None)) as watcher:
+        time.sleep(8.0)
+
+    share = watcher.summary().watch_share
+    assert share is not None
+    assert 0.004 < share < 0.01
 
 
 @linux

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 import types
@@ -14,7 +15,7 @@ import pytest
 from fake_nvml import card
 from test_ballast import CONTEXT, GIB, TOTAL, Cuda, another_program, cuda, driver
 
-from harness import nvml, probe, render
+from harness import ballast, nvml, preview, probe, record, render
 from harness.errors import RunRefused, UsageError
 from harness.options import Options
 from harness.testing import engines
@@ -165,6 +166,25 @@ def test_without_a_gpu_a_limit_points_to_the_stand_in(model: Path, tmp_path: Pat
         probe.find_field(options(model, tmp_path), lambda _: None)
 
 
+def test_plan_names_what_a_card_that_is_held_has_no_room_for(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_card(monkeypatch, cuda)
+    monkeypatch.setattr(ballast, "LEAST_BYTES", 1)
+    given = options(model, tmp_path, arms="llama-cpp@ngl=99,llama-cpp@cpu-moe")
+
+    with engines.fake(tmp_path, Script()):
+        large, small = (
+            (each["predicted_device_bytes"] or 0) + (each["predicted_device_compute_bytes"] or 0)
+            for each in preview.preview_run(given, lambda _: None)["arms"]
+        )
+        between = dataclasses.replace(given, vram_limit=f"{(large + small) // 2}B")
+        told = preview.preview_run(between, lambda _: None)["notes"]
+
+    assert large > small > 0
+    assert [note.split(" needs ")[0] for note in told if " of GPU memory: " in note] == ["llama-cpp@ngl=99"]
+
+
 def test_placements_are_judged_by_the_limit_and_not_by_the_card(
     model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,3 +195,64 @@ def test_placements_are_judged_by_the_limit_and_not_by_the_card(
 
     assert {each.settings.device_limit_bytes for each in field.contenders} == {LIMIT}
     assert CONTEXT < LIMIT
+
+
+def test_a_load_during_which_the_ballast_went_does_not_count(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_card(monkeypatch, cuda)
+    held: list[ballast.Ballast] = []
+    beginning = ballast.Ballast.__init__
+
+    def begin(self: ballast.Ballast, *given: Any) -> None:
+        beginning(self, *given)
+        held.append(self)
+
+    def kill(progress: probe.Progress) -> None:
+        if progress.block == 1 and progress.text.endswith("stopping"):
+            held[0]._child.process.kill()
+
+    monkeypatch.setattr(ballast.Ballast, "__init__", begin)
+    with (
+        engines.fake(tmp_path, Script(itl_s=0.002)),
+        pytest.raises(RunRefused, match=r"the ballast is gone \(SIGKILL\).*--resume"),
+    ):
+        duel(options(model, tmp_path), kill)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert not [load for load in record.read(folder).loads if load.stage == "block"]
+
+
+def test_a_card_without_figures_beside_one_that_is_held_refuses_nothing(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.show("Fake 8|8192|0|0", "Fake 8|8192|0|0")
+    told = card("Fake 8", MemoryInfo=lambda: types.SimpleNamespace(used=TOTAL - cuda.free(), total=TOTAL))
+    fake_nvml.install(monkeypatch, told, card("Fake 8", MigMode=(1, 1)))
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        assert duel(options(model, tmp_path), lambda _: None).limits == (2 * LIMIT,)
+
+
+def test_a_limit_is_refused_where_it_is_not_known_how_many_cards_it_is_for(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda.show("Fake 8|8192|0|0", "Fake 4|4096|0|0")
+    fake_nvml.install(monkeypatch, card("Fake 8"), card("Fake 4"))
+    monkeypatch.setenv(nvml.VISIBLE, "1")
+
+    with engines.fake(tmp_path, Script()), pytest.raises(UsageError, match=r"CUDA shows 1 GPU and NVML 2.*PCI_BUS_ID"):
+        duel(options(model, tmp_path), lambda _: None)
+
+
+def test_a_refusal_before_any_engine_started_leaves_no_folder(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = types.SimpleNamespace(pid=1, usedGpuMemory=GIB)
+    fake_nvml.install(monkeypatch, card(ComputeRunningProcesses=[holder], GraphicsRunningProcesses=[]))
+
+    with engines.fake(tmp_path, Script()), pytest.raises(RunRefused) as raised:
+        duel(options(model, tmp_path, vram_limit=None, gpu_in_use="refuse"), lambda _: None)
+
+    assert "logs" not in str(raised.value)
+    assert not list((tmp_path / "runs").iterdir())

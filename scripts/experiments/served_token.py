@@ -188,6 +188,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.again and given.out is None:
         parser.error("--again reads the rounds of --out FOLDER; name it")
+    if given.again and not (given.out / ROWS).is_file():
+        parser.error(f"there is no {given.out / ROWS} to read again; measure first")
+    if given.rounds < 1:
+        parser.error("--rounds is 1 or more")
     with tempfile.TemporaryDirectory(prefix="served-token-") as scratch:
         out = given.out or Path(scratch)
         try:

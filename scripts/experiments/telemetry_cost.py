@@ -217,6 +217,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.again and given.out is None:
         parser.error("--again reads the loads of --out FOLDER; name it")
+    if given.again and not (given.out / LOADS).is_file():
+        parser.error(f"there is no {given.out / LOADS} to read again; measure first")
+    if given.blocks < 1:
+        parser.error("--blocks is 1 or more")
     options = harness.Options(
         model=given.model,
         arms=given.arms,
