@@ -30,7 +30,6 @@ from harness import process
 from harness.errors import DuelError, RunRefused, Unavailable, UsageError
 from harness.sizes import format_bytes, parse_size
 
-LABEL = "GPU memory limited by a ballast: capacity is emulated, bandwidth is this card's."
 MIB = 1 << 20
 LEAST_BYTES = 256 * MIB  # less holds no engine's own context
 SLACK_BYTES = 64 * MIB  # more than this off the limit is refused
