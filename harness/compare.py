@@ -458,11 +458,11 @@ def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> list[tuple[in
 
 
 def _shared(run: Run) -> Iterator[str]:
-    """What others took of the GPUs, or the machine at rest was not the same before and after."""
+    """Who else held memory of the GPUs, and whether they drew the same at rest, before and after."""
     yield from (f"{who[0].upper()}{who[1:]}." for sitting in run.sittings for who in sitting.foreign_gpu)
     drift = energy.idle_drift([each.gpu_w for each in run.idle if each.gpu_w is not None])
     if drift is not None and drift > energy.IDLE_DRIFT:
-        yield f"The GPUs drew {percent(drift)} more or less at rest after the run than before it."
+        yield f"At rest the GPUs drew {percent(drift)} more at one look than at another."
 
 
 def _moved(

@@ -7,7 +7,7 @@
     │   └── Regression   what the baseline measured does not run any more
     ├── Unavailable      an engine, or a placement of it, cannot be had here; how to get it
     └── EngineFailed     an engine was started and did not do its work
-        ├── DoesNotFit   out of memory while loading: a result, not an accident
+        ├── DoesNotFit   out of memory, in loading or in a request: a result, not an accident
         ├── Crashed      the process ended by itself
         └── TimedOut     it did not answer in time
 

@@ -338,8 +338,10 @@ def _run_blocks(
     outcomes = list(plan.abandon(drawn, outcomes_of(begun)))
     starts = [load.thermal.start for load in begun.loads if load.stage == "block" and load.thermal is not None]
     with contextlib.suppress(KeyboardInterrupt):  # what was measured is in the folder
-        if (planned := plan.next_load(drawn, outcomes)) is not None:
+        as_warm = gates.within(gates.temperatures(), gates.middle_of(starts))  # of a run that goes on
+        if (planned := plan.next_load(drawn, outcomes)) is not None and not as_warm:
             _burn_in(begun, planned, contenders[drawn.reference], field, options, prompt_tokens, watch)
+        if planned is not None:
             _rest(begun, options, watch)
         began, loads_before = time.monotonic(), len(outcomes)
         while (planned := plan.next_load(drawn, outcomes)) is not None:
@@ -411,7 +413,7 @@ def _burn_in(
     prompt_tokens: dict[str, int],
     watch: Watch,
 ) -> None:
-    """Loads of the reference until a GPU is warm: recorded, never analysed. Again when a run is continued.
+    """Loads of the reference until a GPU is warm: recorded, never analysed. Again where it cooled before a run went on.
 
     Only where claims are made, and for a tenth of the budget at most.
     """

@@ -22,6 +22,8 @@ from harness import gates, gpus, machine, record, render, telemetry, words
 from harness.compare import Comparison
 from harness.display import quiet
 from harness.gates import PageCache, Temperatures, Thermal
+from harness.options import Options
+from harness.probe import Progress
 from harness.record import LoadRecord
 from harness.run import outcomes_of
 from harness.telemetry import Quiet, Settled
@@ -352,6 +354,29 @@ def test_a_run_that_makes_claims_first_warms_the_gpu_and_analyses_none_of_it(
     assert set(stages[burnt + 1 :]) == {"block"}
     assert not [outcome for outcome in outcomes_of(found.run) if outcome.block == 0]
     assert f"burn-in, not analysed | {words.count(burnt, 'load')} of llama-cpp, GPU 60 °C" in squeezed(found)
+
+
+@pytest.mark.parametrize(("then_c", "again"), [(60.0, False), (62.0, False), (40.0, True)])
+def test_a_run_that_goes_on_is_warmed_again_only_where_the_gpu_has_cooled(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then_c: float, again: bool
+) -> None:
+    monkeypatch.setattr(gates, "temperatures", lambda: Temperatures(60.0))
+    monkeypatch.setattr(gates, "BURN_IN_S", 0.0)  # one load is enough
+    monkeypatch.setattr(telemetry, "wait_until_quiet", lambda **_: Quiet(1.0, 0.0, True))
+
+    def stop(block: int, progress: Progress) -> None:
+        if progress.block == block:
+            raise KeyboardInterrupt
+
+    given = options(model, tmp_path / "runs", no_wait=False, preset="confirm", budget=0.5, arms="llama-cpp,ollama")
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        begun = duel(given, partial(stop, 3))
+        monkeypatch.setattr(gates, "temperatures", lambda: Temperatures(then_c))
+        ended = duel(Options(resume=str(begun.run.folder)), partial(stop, 4))
+
+    stages = [load.stage for load in ended.run.loads]
+    assert stages.count("burn-in") == (2 if again else 1)
+    assert len(ended.run.loads) > len(begun.run.loads)
 
 
 # ── in the report ───────────────────────────────────────────────────────────────────────────
