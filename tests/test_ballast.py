@@ -492,6 +492,7 @@ from pathlib import Path
 from harness import ballast, process
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control starts children deaf to it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup to this one
 with ballast.hold(ballast.limits_of("3GiB"), Path(sys.argv[1])) as held:
     print(process.owner(), held.cards[0].free_bytes, flush=True)
     if sys.stdin.readline():
