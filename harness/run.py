@@ -27,6 +27,7 @@ from harness.arms import parse_arms
 from harness.contract import Placement, Settings
 from harness.errors import RunRefused, Unavailable, UsageError, nearest
 from harness.load import Job, Task, run_load
+from harness.gates import Temperatures
 from harness.machine import Machine
 from harness.measure import Sample
 from harness.model import Model
@@ -338,10 +339,8 @@ def _run_blocks(
     outcomes = list(plan.abandon(drawn, outcomes_of(begun)))
     starts = [load.thermal.start for load in begun.loads if load.stage == "block" and load.thermal is not None]
     with contextlib.suppress(KeyboardInterrupt):  # what was measured is in the folder
-        as_warm = gates.within(gates.temperatures(), gates.middle_of(starts))  # of a run that goes on
-        if (planned := plan.next_load(drawn, outcomes)) is not None and not as_warm:
-            _burn_in(begun, planned, contenders[drawn.reference], field, options, prompt_tokens, watch)
-        if planned is not None:
+        if (planned := plan.next_load(drawn, outcomes)) is not None:
+            _burn_in(begun, planned, contenders[drawn.reference], field, options, prompt_tokens, watch, starts)
             _rest(begun, options, watch)
         began, loads_before = time.monotonic(), len(outcomes)
         while (planned := plan.next_load(drawn, outcomes)) is not None:
@@ -412,13 +411,17 @@ def _burn_in(
     options: Options,
     prompt_tokens: dict[str, int],
     watch: Watch,
+    starts: Sequence[Temperatures],
 ) -> None:
     """Loads of the reference until a GPU is warm: recorded, never analysed. Again where it cooled before a run went on.
 
     Only where claims are made, and for a tenth of the budget at most.
     """
     drawn = begun.header.plan
-    if options.no_wait or drawn.preset != "confirm" or gates.temperatures().gpu_c is None:
+    if options.no_wait or drawn.preset != "confirm":
+        return
+    now = gates.temperatures()
+    if now.gpu_c is None or gates.within(now, gates.middle_of(starts)):
         return
     limit_s = min(gates.BURN_IN_S, math.inf if options.budget is None else 60 * options.budget / 10)
     ends: list[tuple[float, float]] = []
