@@ -26,8 +26,8 @@ from harness import model as models
 from harness.arms import parse_arms
 from harness.contract import Placement, Settings
 from harness.errors import RunRefused, Unavailable, UsageError, nearest
-from harness.load import Job, Task, run_load
 from harness.gates import Temperatures
+from harness.load import Job, Task, run_load
 from harness.machine import Machine
 from harness.measure import Sample
 from harness.model import Model
