@@ -221,7 +221,7 @@ class Kill:
 def blocks_by_line(run: Run) -> list[int]:
     """The block of every line that was written after the probe."""
     lines = map(json.loads, (run.folder / record.LINES).read_text(encoding="utf-8").splitlines())
-    names = [line["load"] if line["kind"] == "sample" else line["id"] for line in lines]
+    names = [line.get("load", line.get("id")) for line in lines]
     blocks = {load.id: load.block for load in run.loads if load.stage == "block"}
     return [blocks[name] for name in names if name in blocks]
 
@@ -233,13 +233,13 @@ def kill_at(line: int, kept: str, blocks: list[int]) -> Kill:
     return Kill(line=line, kept=kept, poisoned=None if is_done else block)
 
 
-def lethal(kill: Kill) -> Callable[[Path, LoadRecord | SampleLine], None]:
-    """`record.append`, up to the line at which its process is gone."""
+def lethal(kill: Kill) -> Callable[[Path, record.Line], None]:
+    """`record.append`, up to the line of a load at which its process is gone."""
     append, written = record.append, 0
 
-    def appending(folder: Path, each: LoadRecord | SampleLine) -> None:
+    def appending(folder: Path, each: record.Line) -> None:
         nonlocal written
-        written += (folder / record.HEADER).exists()
+        written += isinstance(each, LoadRecord | SampleLine) and (folder / record.HEADER).exists()
         if written < kill.line:
             append(folder, each)
             return
