@@ -402,19 +402,14 @@ def _row(
         invalid_reasons=dict(Counter(sample.invalid for sample in samples if sample.invalid)),
         failed_loads=dict(Counter(each.broken for each in outcomes if each.label == label and each.broken)),
         loads=values,
-        gpu_energy=energy.per_token(
-            (load.gpu_energy for load in judged), _mean(each.gpu_w for each in run.idle if each.gpu_w is not None)
-        ),
-        cpu_energy=energy.per_token(
-            (load.cpu_energy for load in judged), _mean(each.cpu_w for each in run.idle if each.cpu_w is not None)
-        ),
+        gpu_energy=energy.per_token((load.gpu_energy for load in judged), _mean(run.rest_gpu_w)),
+        cpu_energy=energy.per_token((load.cpu_energy for load in judged), _mean(run.rest_cpu_w)),
         process_vram_bytes=most(load.telemetry.engine_vram_bytes for load in mine if load.telemetry),
     )
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return statistics.mean(known) if known else None
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.mean(values) if values else None
 
 
 def _with_others(row: Row, rows: Sequence[Row]) -> Row:
@@ -460,7 +455,7 @@ def _placed(contender: Contender, judged: Sequence[LoadRecord]) -> list[tuple[in
 def _shared(run: Run) -> Iterator[str]:
     """Who else held memory of the GPUs, and whether they drew the same at rest, before and after."""
     yield from (f"{who[0].upper()}{who[1:]}." for sitting in run.sittings for who in sitting.foreign_gpu)
-    drift = energy.idle_drift([each.gpu_w for each in run.idle if each.gpu_w is not None])
+    drift = energy.idle_drift(run.rest_gpu_w)
     if drift is not None and drift > energy.IDLE_DRIFT:
         yield f"At rest the GPUs drew {percent(drift)} more at one look than at another."
 

@@ -59,7 +59,6 @@ class Details:
     slowdown_celsius: float | None = None  # where it begins to slow down
     usual_power_w: float | None = None  # its power limit as shipped
     most_lanes: int | None = None  # of PCIe, that card and board have together
-    most_generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

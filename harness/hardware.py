@@ -146,7 +146,7 @@ def joules(comparison: Comparison) -> list[str]:
 
 
 def _rest(comparison: Comparison) -> list[str]:
-    idle = [each.gpu_w for each in comparison.run.idle if each.gpu_w is not None]
+    idle = comparison.run.rest_gpu_w
     if not idle:
         return ["What the GPUs draw at rest was not measured."]
     return [f"At rest the GPUs drew {' W, then '.join(f'{watts:.1f}' for watts in idle)} W."]
@@ -156,6 +156,6 @@ def _why_not(comparison: Comparison) -> str:
     """In one sentence."""
     judged = [load for load in comparison.run.loads if load.stage == "block" and load.failure is None]
     known = [load.gpu_energy for load in judged if load.gpu_energy is not None]
-    if not known and not any(each.gpu_w is not None for each in comparison.run.idle):
+    if not known and not comparison.run.rest_gpu_w:
         return "No counter of a GPU's energy could be read here."
     return f"That takes {TAKES}"

@@ -177,7 +177,6 @@ def _details(handle: Any) -> Details:
         slowdown_celsius=_celsius(ask("nvmlDeviceGetTemperatureThreshold", handle, 1)),  # 1: slowdown
         usual_power_w=None if usual_mw is None else usual_mw / 1000,
         most_lanes=_real(ask("nvmlDeviceGetMaxPcieLinkWidth", handle), 1),
-        most_generation=_real(ask("nvmlDeviceGetMaxPcieLinkGeneration", handle), 1),
     )
 
 

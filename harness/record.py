@@ -169,6 +169,16 @@ class Run:
     sittings: tuple[Sitting, ...] = ()
     samples: dict[str, tuple[Sample, ...]] = field(default_factory=dict)
 
+    @property
+    def rest_gpu_w(self) -> tuple[float, ...]:
+        """What the GPUs drew at rest, look by look."""
+        return tuple(each.gpu_w for each in self.idle if each.gpu_w is not None)
+
+    @property
+    def rest_cpu_w(self) -> tuple[float, ...]:
+        """What the CPU packages drew at rest."""
+        return tuple(each.cpu_w for each in self.idle if each.cpu_w is not None)
+
     def samples_of(self, load: LoadRecord) -> tuple[Sample, ...]:
         """The measured samples of a load, its warm-ups left out."""
         return tuple(sample for sample in self.samples.get(load.id, ()) if not sample.warmup)

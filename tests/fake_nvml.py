@@ -28,7 +28,7 @@ ANSWERS = (
     *("MaxClockInfo", "EnforcedPowerLimit", "PowerManagementDefaultLimit", "UtilizationRates", "DisplayActive"),
     *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons", "Temperature", "TemperatureThreshold"),
     *("ComputeRunningProcesses", "GraphicsRunningProcesses", "CurrPcieLinkWidth", "MaxPcieLinkWidth"),
-    *("CurrPcieLinkGeneration", "MaxPcieLinkGeneration", "PowerUsage", "ClockInfo", "TotalEnergyConsumption"),
+    *("CurrPcieLinkGeneration", "PowerUsage", "ClockInfo", "TotalEnergyConsumption"),
     "FieldValues",
 )
 
