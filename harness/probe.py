@@ -36,6 +36,7 @@ from harness.words import count
 PROBES = 2  # one stall of the machine must not cost an arm
 PROBE_TOKENS = plan.OUT_TOKENS[0]
 WRONG = "its output differs from the known answer, so this engine computes wrongly"
+MOST_REASONS = 4  # in one sentence
 POOL = 6  # prompts that a real model is tried with, for answers of full length
 DEEPER = 1.15  # than a long prompt is meant to be; tokenizers were seen to make 1.02 to 1.09 of it
 
@@ -458,8 +459,11 @@ def probe(field: Field, options: Options, folder: Path, prompt_tokens: dict[str,
 
 
 def no_arm(contenders: Sequence[Contender]) -> str:
-    """Why nothing can be measured."""
-    return f"no arm can be measured. {'; '.join(cannot_run(contenders))}"
+    """Why nothing can be measured: of a long sweep the two ends."""
+    told = cannot_run(contenders)
+    if len(told) > MOST_REASONS:
+        told = [told[0], told[-1], f"and {len(told) - 2} more, of the arms between"]
+    return f"no arm can be measured. {'; '.join(told)}"
 
 
 def cannot_run(contenders: Iterable[Contender]) -> list[str]:

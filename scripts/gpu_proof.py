@@ -42,7 +42,8 @@ MINUTES = {  # by step, in the order in which they run
 USUAL = tuple(MINUTES)[:6]  # the others run when they are asked for
 SHAPE, LIMIT, SEED = "qwen3-30b-a3b", "12GiB", 48
 SWEEP = "llama-cpp@ncmoe="
-BESIDE = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"
+NEAR, FAR = "llama-cpp@ngl=99", "llama-cpp@cpu-moe"  # the same as the two ends of the sweep
+BESIDE = f"ollama,llama-cpp,{NEAR},{FAR}"
 TELEMETRY = Path(__file__).resolve().parent / "experiments" / "telemetry_cost.py"
 ENDINGS = ((signal.SIGINT, 180.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, None))  # and the seconds each is given
 TICK_S = 0.1
@@ -67,7 +68,7 @@ class Experiment(NamedTuple):
     limit: list[str]
     no_limit: list[str]
     more: list[str]  # of every run
-    budget: list[str]  # of the search
+    budget: list[str]  # of find and of curve
     minutes: dict[str, float]
     stand_in: bool
     llama_server: str | None
@@ -270,12 +271,12 @@ def find(step: Step) -> None:
 
 def curve(step: Step) -> None:
     values = around(best_value(step.of), layers(step.of))
-    measure(step, SWEEP + "/".join(map(str, values)), *step.of.limit, "--preset", "quick")
+    measure(step, SWEEP + "/".join(map(str, values)), *step.of.limit, *step.of.budget)
 
 
 def around(best: int, most: int) -> list[int]:
     """The best first, for it is the reference; its neighbours, then larger and larger steps up to `most`."""
-    found = [n for n in range(best - 2, best + 5) if 0 <= n <= most]
+    found = [n for n in range(best - 2, best + 3) if 0 <= n <= most]
     gap = 4
     while found[-1] + 1.5 * gap < most:
         found.append(found[-1] + gap)
@@ -289,17 +290,19 @@ def best_value(of: Experiment) -> int:
     if folder is None:
         raise Failed("it needs the best value of `find`, and there is none yet")
     told = ask(of, "report", str(folder), fine=(0, 1, RED, STOPPED))
-    arm = [*told["best"], *read(folder / "run.json")["search"]["chosen"]][0]
-    named = re.search(r"@ncmoe=(\d+)", arm)
-    if named:
-        return int(named.group(1))
-    return layers(of) if "@cpu-moe" in arm else 0  # of equal placements the arm beside the sweep gives its name
+    for arm in (*told["best"], *read(folder / "run.json")["search"]["chosen"]):
+        named = re.fullmatch(rf"{SWEEP}(\d+)", arm)
+        if named:
+            return int(named.group(1))
+        if arm in (NEAR, FAR):  # of equal placements the arm beside the sweep gives its name
+            return layers(of) if arm == FAR else 0
+    raise Failed("no value was picked by `find`; see its report")
 
 
 def calibrate(step: Step) -> None:
     """Without a limit. A stand-in says nothing about speed, so a rehearsal calibrates on the CPU."""
     of = step.of
-    for arm in ("llama-cpp",) if of.stand_in else ("llama-cpp@ngl=99", "llama-cpp@cpu-moe"):
+    for arm in ("llama-cpp",) if of.stand_in else (NEAR, FAR):
         words = ["calibrate", of.model, "--arms", arm, *of.engines, *of.more, "--json"]
         perform(step, arm, [*of.llamaduel, *words])
 
@@ -314,7 +317,7 @@ def depth(step: Step) -> None:
 
 
 def unlimited(step: Step) -> None:
-    measure(step, "ollama,llama-cpp,llama-cpp@cpu-moe", *step.of.no_limit, "--preset", "quick")
+    measure(step, f"ollama,llama-cpp,{FAR}", *step.of.no_limit, "--preset", "quick")
 
 
 def forced(step: Step) -> None:
@@ -325,7 +328,7 @@ def telemetry(step: Step) -> None:
     of = step.of
     options = ["--llama-server", of.llama_server] if of.llama_server else []
     options += [word for word in of.more if word == "--no-wait"]
-    arm = "llama-cpp" if of.stand_in else "llama-cpp@ngl=99"
+    arm = "llama-cpp" if of.stand_in else NEAR
     words = ["--model", of.model, "--arms", arm, "--blocks", "12", *options, "--out", str(step.folder)]
     perform(step, "telemetry", [sys.executable, str(TELEMETRY), *words])
 
@@ -516,7 +519,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     )
     usual = ", ".join(f"{name}={value:g}" for name, value in MINUTES.items())
     add("--minutes", type=minutes_of, action="append", default=[], metavar="STEP=MIN", help=f"at most ({usual})")
-    add("--budget", metavar="TIME", help="time for the blocks of find, as llamaduel takes it")
+    add("--budget", metavar="TIME", help="time for the blocks of find, and of curve, as llamaduel takes it")
     add("--llamaduel", type=shlex.split, default=usual_llamaduel(), metavar="COMMAND", help="the command to use")
     add("--llama-server", metavar="PATH", help="path of llama-server, or of the folder that holds it")
     add("--ollama", metavar="PATH", help="path of ollama, or `attach`")

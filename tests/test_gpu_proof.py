@@ -261,7 +261,7 @@ def test_the_usual_steps_run_in_their_order_each_by_one_command(bench: Bench) ->
     code, _, errors = bench.run("--budget", "9min", "--no-wait", "--", "--context", "512")
 
     beside = "ollama,llama-cpp,llama-cpp@ngl=99,llama-cpp@cpu-moe"
-    curve = "llama-cpp@ncmoe=15/13/14/16/17/18/19/23/31/48"
+    curve = "llama-cpp@ncmoe=15/13/14/16/17/21/29/48"
     more = ["--no-wait", "--context", "512"]
     assert bench.asked() == [
         ["doctor", *LIMIT],
@@ -275,7 +275,7 @@ def test_the_usual_steps_run_in_their_order_each_by_one_command(bench: Bench) ->
         ["report", FOLDERS["find"]],
         ["inspect", MODEL],
         [
-            "run", MODEL, "--arms", curve, *LIMIT, "--preset", "quick", "--seed", "48", *more,
+            "run", MODEL, "--arms", curve, *LIMIT, "--budget", "9min", "--seed", "48", *more,
             "--out", "curve",
         ],
         ["calibrate", MODEL, "--arms", "llama-cpp@ngl=99", *more],
@@ -379,8 +379,8 @@ def test_a_build_that_sees_no_gpu_is_no_step_done(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("best", "most", "values"),
     [
-        (15, 48, [15, 13, 14, 16, 17, 18, 19, 23, 31, 48]),
-        (0, 24, [0, 1, 2, 3, 4, 8, 16, 24]),
+        (15, 48, [15, 13, 14, 16, 17, 21, 29, 48]),
+        (0, 24, [0, 1, 2, 6, 14, 24]),
         (48, 48, [48, 46, 47]),
         (1, 3, [1, 0, 2, 3]),
     ],
@@ -391,7 +391,7 @@ def test_a_curve_is_fine_around_the_best_and_coarse_beyond(
     assert proof.around(best, most) == values
 
 
-@pytest.mark.parametrize(("named", "first"), [("llama-cpp@cpu-moe", "48/46/47"), ("llama-cpp@ngl=99", "0/1/2/3/4")])
+@pytest.mark.parametrize(("named", "first"), [("llama-cpp@cpu-moe", "48/46/47"), ("llama-cpp@ngl=99", "0/1/2/6")])
 def test_a_best_placement_of_another_name_has_its_number(bench: Bench, named: str, first: str) -> None:
     bench.answer("find", {**FOUND, "best": [named]})
 
@@ -399,6 +399,16 @@ def test_a_best_placement_of_another_name_has_its_number(bench: Bench, named: st
 
     (curve,) = (words for words in bench.asked() if words[0] == "run")
     assert curve[curve.index("--arms") + 1].startswith(f"llama-cpp@ncmoe={first}")
+
+
+@pytest.mark.parametrize("best", [["ollama", BEST], ["llama-cpp"], ["ollama", "llama-cpp"]])
+def test_an_engine_that_chooses_its_placement_is_no_value_of_the_curve(bench: Bench, best: list[str]) -> None:
+    bench.answer("find", {**FOUND, "best": best})
+
+    assert bench.run("--steps", "find,curve", "--model", "m.gguf")[0] == 0
+
+    (curve,) = (words for words in bench.asked() if words[0] == "run")
+    assert curve[curve.index("--arms") + 1].startswith("llama-cpp@ncmoe=15/13/")
 
 
 def test_where_nothing_is_ranked_the_curve_is_around_what_the_search_picked(bench: Bench) -> None:

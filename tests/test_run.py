@@ -19,6 +19,7 @@ from harness import process, record
 from harness import run as runs
 from harness.display import quiet
 from harness.errors import RunRefused, UsageError
+from harness.model import load
 from harness.options import Options
 from harness.plan import Status
 from harness.probe import Progress, Watch
@@ -134,6 +135,18 @@ def test_if_no_arm_runs_the_run_is_refused_with_every_reason(model: Path, tmp_pa
         pytest.raises(RunRefused, match=r"no arm can be measured.*ollama, llama-cpp: .*qwen9"),
     ):
         duel(options(model, tmp_path), quiet)
+
+
+def test_if_no_value_of_a_long_sweep_fits_the_sentence_has_the_two_ends(model: Path, tmp_path: Path) -> None:
+    last = load(model).blocks
+    card = Script(devices=(("CUDA0", "a card", 1),))
+    with engines.fake(tmp_path, card), pytest.raises(RunRefused, match="no arm can be measured") as refused:
+        duel(options(model, tmp_path, arms=f"llama-cpp@ncmoe=0..{last}"), quiet)
+
+    told = str(refused.value)
+    assert told.count(" asked of CUDA0 ") == 2
+    assert all(f"ncmoe={value}:" in told for value in (0, last))
+    assert f"; and {last - 1} more, of the arms between" in told
 
 
 def test_wrong_output_is_void_however_fast(model: Path, tmp_path: Path) -> None:
