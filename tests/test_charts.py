@@ -201,6 +201,19 @@ def test_crowded_labels_leave_each_other_room(count: int) -> None:
     assert all(after - before > 10 for before, after in itertools.pairwise(places)), "a digit of 9 points, and a gap"
 
 
+@pytest.mark.parametrize(("fits", "beyond", "side"), [(19, 18, 1), (29, 30, -1)])
+def test_a_speed_beside_the_edge_does_not_cross_its_line(fits: int, beyond: int, side: int) -> None:
+    states = {n: Cell.FITS if (n - beyond) * side > 0 else Cell.DOES_NOT_FIT for n in (*range(15, 33), 0, 48)}
+    points = tuple(point(str(n), 77.4 if state is Cell.FITS else None, state) for n, state in sorted(states.items()))
+    curve = dataclasses.replace(CURVE, points=points, edge=str(fits), beyond=str(beyond), best=(str(fits),))
+    drawn = draw_curve(curve, dark=False)
+
+    (line,) = re.findall(r'd="M ([\d.]+) [^"]*"[^>]*stroke-dasharray: 7.2,3.6', drawn)
+    places = [float(x) for x in re.findall(r'text-anchor: middle[^>]* x="([\d.]+)"[^>]*>77.4<', drawn)]
+    assert len(places) > 1
+    assert min((x - float(line)) * side for x in places) > len("77.4") * 4 / 2, "half a word of 8 points"
+
+
 def test_a_knob_over_many_powers_is_drawn_by_powers() -> None:
     """64 and 128 are as far apart as 1024 and 2048."""
     points = tuple(point(str(n), 40.0, Cell.FITS) for n in (64, 128, 1024, 2048))

@@ -6,7 +6,7 @@ Points without a speed stand on a shelf below the axis, apart from every number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +135,7 @@ def _frame(axes: Axes, curve: Curve, places: dict[str, float], shelf: int) -> No
         axes.set_xscale("log", base=2)
     axes.set_xlim(*_padded(axes, least, most))
     shown = sorted((point for point in curve.points if point.tried), key=lambda point: _weight(curve, point))
-    kept = _with_room(axes, [(places[point.label], inert(point.label)) for point in shown])
+    kept = _with_room(axes, [(places[point.label], inert(point.label)) for point in shown], {})
     axes.set_xticks([x for x, _ in kept], [label for _, label in kept])
     axes.minorticks_off()
     axes.tick_params(axis="x", length=0, pad=4 + shelf * 72 / DPI)
@@ -161,15 +161,30 @@ def _padded(axes: Axes, least: float, most: float) -> tuple[float, float]:
     return least - room, most + room
 
 
-def _with_room(axes: Axes, labels: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Those of the labels at x that do not touch one before them in the list."""
+def _with_room(
+    axes: Axes, labels: Sequence[tuple[float, str]], aside: Mapping[float, float]
+) -> list[tuple[float, str]]:
+    """Those of the labels at x that do not touch one before them in the list.
+
+    Some stand `aside` of x, by a share of the axis.
+    """
     kept: list[tuple[float, float, tuple[float, str]]] = []
     for x, label in labels:
-        middle = axes.transAxes.inverted().transform(axes.transData.transform((x, 0.0)))[0]
-        half = SIGN_SHARE * (len(label) + 1) / 2
+        half = _half(label)
+        middle = _share(axes, x) + aside.get(x, 0.0)
         if all(middle + half <= start or middle - half >= end for start, end, _ in kept):
             kept.append((middle - half, middle + half, (x, label)))
     return sorted(each for *_, each in kept)
+
+
+def _half(label: str) -> float:
+    """Of the width of a label, as a share of the axis."""
+    return SIGN_SHARE * (len(label) + 1) / 2
+
+
+def _share(axes: Axes, x: float) -> float:
+    """How far along its axis x is."""
+    return float(axes.transAxes.inverted().transform(axes.transData.transform((x, 0.0)))[0])
 
 
 def _top(curve: Curve) -> float:
@@ -267,14 +282,17 @@ def _speeds(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     by_place = {places[point.label]: point for point in measured}
     ranked = sorted(measured, key=lambda point: (_weight(curve, point), -(point.tps or 0.0)))
     texts = [(places[each.label], f"{each.tps:.1f}" + (" !" if each.flags else "")) for each in ranked]
-    for x, text in _with_room(axes, texts):
+    aside = {}
+    if curve.edge is not None and curve.beyond is not None:
+        aside = _clear_of(axes, _edge_at(axes, curve, places), texts)
+    for x, text in _with_room(axes, texts, aside):
         point = by_place[x]
         high, low = point.high or point.tps or 0.0, point.low or point.tps or 0.0
         under = point.fitted_tps is not None and point.fitted_tps > high  # the line of physics, which it would cross
         axes.annotate(
             text,
             (x, low if under else high),
-            xytext=(0, -7 if under else 7),
+            xytext=(aside.get(x, 0.0) * (WIDTH_PX - LEFT_PX - RIGHT_PX) * 72 / DPI, -7 if under else 7),
             textcoords="offset points",
             ha="center",
             va="top" if under else "baseline",
@@ -286,15 +304,21 @@ def _speeds(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
         axes.plot([], [], linestyle="none", label="! flagged, see the notes")
 
 
+def _clear_of(axes: Axes, line: float, labels: Sequence[tuple[float, str]]) -> dict[float, float]:
+    """How far aside, as a share of the axis, those of the labels at x must stand that would cross an upright line."""
+    off = [(x, _share(axes, x) - _share(axes, line), _half(label)) for x, label in labels]
+    return {x: (half if share > 0 else -half) - share for x, share, half in off if abs(share) < half}
+
+
 def _edge(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     """A line between the last value that fits and the next, with an arrow to where memory is full."""
-    fits, beyond = places[curve.edge or ""], places[curve.beyond or ""]
-    x = (fits * beyond) ** 0.5 if axes.get_xscale() == "log" else (fits + beyond) / 2
+    is_below = places[curve.beyond or ""] < places[curve.edge or ""]
+    x = _edge_at(axes, curve, places)
     axes.axvline(x, color=FAINT, linewidth=1.2, linestyle=(0, (6, 3)))
-    share = axes.transAxes.inverted().transform(axes.transData.transform((x, 0.0)))[0]
-    left = share > EDGE_ROOM if beyond < fits else share > 1 - EDGE_ROOM  # of the line, where there is room
+    share = _share(axes, x)
+    left = share > EDGE_ROOM if is_below else share > 1 - EDGE_ROOM  # of the line, where there is room
     axes.annotate(
-        "◂ memory is full" if beyond < fits else "memory is full ▸",
+        "◂ memory is full" if is_below else "memory is full ▸",
         (x, 1),
         xycoords=("data", "axes fraction"),
         xytext=(-4 if left else 4, -2),
@@ -304,3 +328,9 @@ def _edge(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
         fontsize=8,
         color=FAINT,
     )
+
+
+def _edge_at(axes: Axes, curve: Curve, places: dict[str, float]) -> float:
+    """In the middle between the last value that fits and the next."""
+    fits, beyond = places[curve.edge or ""], places[curve.beyond or ""]
+    return (fits * beyond) ** 0.5 if axes.get_xscale() == "log" else (fits + beyond) / 2
