@@ -16,19 +16,24 @@ REPEATS = 3
 PATIENCE_S = 1800.0
 
 
-def bench(
-    engine: Engine, model: ModelFile, arm: Arm, settings: Settings, tokens: int, depth: int, log: Path
-) -> tuple[float, ...]:
-    """Seconds per token generated after `depth` others, one value per repetition, none of them the warm-up.
-
-    Raises Unavailable where the build has no llama-bench or the placement is no flag of it.
-    """
+def require_bench(engine: Engine, settings: Settings) -> Path:
+    """The program, where it can measure with these settings. Raises Unavailable."""
     program = engine.path.parent / PROGRAM
     if not program.is_file():
         raise Unavailable(f"no {PROGRAM} beside {engine.path}; run `llamaduel engines install llama-cpp`")
     if settings.stand_in_bytes is not None:
         raise Unavailable("a stand-in device says nothing about speed; calibrate without --stand-in")
-    argv = [str(program), "-m", str(model.path), *_placed(arm), "-p", "0", "-n", str(tokens)]
+    return program
+
+
+def bench(
+    engine: Engine, model: ModelFile, arm: Arm, settings: Settings, tokens: int, depth: int, log: Path
+) -> tuple[float, ...]:
+    """Seconds per token generated after `depth` others, one value per repetition, none of them the warm-up.
+
+    Raises Unavailable as `require_bench` does, Crashed or TimedOut.
+    """
+    argv = [str(require_bench(engine, settings)), "-m", str(model.path), *_placed(arm), "-p", "0", "-n", str(tokens)]
     argv += ["-d", str(depth), "-r", str(REPEATS)]
     given = {
         "-b": settings.batch,

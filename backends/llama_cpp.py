@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from backends import embedded_server, llama_failure, llama_log, stand_in
-from backends.llama_bench import bench
+from backends.llama_bench import bench, require_bench
 from backends.llama_failure import Failure, read_failure
 from backends.llama_http import GREEDY, Server, error_text, listens, read_line
 from backends.stand_in import StandIn
@@ -297,7 +297,7 @@ class LlamaCpp:
             except Crashed as error:  # its death in words; only the log knows whether it is a result
                 raise session.cause_of_death() or error from None
 
-    bench = staticmethod(bench)  # for `llamaduel calibrate`
+    bench, require_bench = staticmethod(bench), staticmethod(require_bench)  # for `llamaduel calibrate`
 
 
 def _with_rpc(settings: Settings, endpoint: str) -> Settings:

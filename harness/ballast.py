@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 from harness import process
-from harness.errors import DuelError, RunRefused, Unavailable, UsageError
+from harness.errors import DuelError, Interrupted, RunRefused, Unavailable, UsageError
 from harness.sizes import format_bytes, parse_size
 
 MIB = 1 << 20
@@ -42,8 +42,6 @@ OUT_OF_MEMORY, STUB_LIBRARY, NO_DEVICE = 2, 34, 100  # CUresult
 COMPUTE_MODE, INTEGRATED = 20, 18  # CUdevice_attribute
 CLOSED_MODES = {2: "prohibited", 3: "exclusive process"}  # CUcomputemode in which two processes cannot share a GPU
 INSTEAD = "use --stand-in=SIZE to try placements without a GPU"
-FROM_START = "try again, or run without --vram-limit"
-GO_ON = "go on with --resume, which takes a new ballast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +74,23 @@ class Ballast:
 
     def __init__(self, child: process.Child, limits: Sequence[int]) -> None:
         self._child = child
-        self.cards = _answer(child, FROM_START)
+        self.cards = _answer(child)
         self.limits = tuple(limits) if len(limits) == len(self.cards) else tuple(limits) * len(self.cards)
 
     def adjust(self) -> tuple[Card, ...]:
         """Make the free memory of every card its limit again, whatever others took or gave back.
 
-        Raises RunRefused if the child is gone, or a limit cannot be met within `SLACK_BYTES`.
+        Raises Interrupted if the child is gone, RunRefused if a limit cannot be met within `SLACK_BYTES`.
         """
         with contextlib.suppress(BrokenPipeError):  # its answer says that it is gone
             self._child.process.stdin.write(b"\n")
-        self.cards = _answer(self._child, GO_ON)
+        self.cards = _answer(self._child)
         return self.cards
 
     def require(self) -> None:
-        """Raises RunRefused if the child is gone, and the engines have seen more than the limit since."""
+        """Raises Interrupted if the child is gone, and the engines have seen more than the limit since."""
         if self._child.returncode() is not None:
-            raise _gone(self._child, GO_ON)
+            raise _gone(self._child)
 
 
 @contextlib.contextmanager
@@ -108,18 +106,18 @@ def hold(limits: Sequence[int], log: Path) -> Iterator[Ballast]:
         yield Ballast(child, limits)
 
 
-def _answer(child: process.Child, then: str) -> tuple[Card, ...]:
-    """What it tells of the cards; `then` is the next step if it tells nothing."""
+def _answer(child: process.Child) -> tuple[Card, ...]:
+    """What it tells of the cards. Raises Interrupted if it tells nothing, else what it raised itself."""
     try:
         line = _line(child)
     except TimeoutError:
         child.process.kill()  # an answer that comes later would be taken for the next one
-        raise RunRefused(
-            f"the CUDA driver has not answered the ballast for {ANSWER_S:g} s; see whether `nvidia-smi` answers, "
-            f"restart the machine if it does not, then {then}"
+        raise Interrupted(
+            f"the CUDA driver has not answered the ballast for {ANSWER_S:g} s; see whether `nvidia-smi` answers, and "
+            "restart the machine if it does not"
         ) from None
     if not line:
-        raise _gone(child, then)
+        raise _gone(child)
     told = json.loads(line)
     if "error" in told:
         kinds = {kind.__name__: kind for kind in (UsageError, Unavailable, RunRefused)}
@@ -127,9 +125,9 @@ def _answer(child: process.Child, then: str) -> tuple[Card, ...]:
     return tuple(Card(**card) for card in told["cards"])
 
 
-def _gone(child: process.Child, then: str) -> RunRefused:
-    return RunRefused(
-        f"the ballast is gone ({_end(child)}), so engines would see the whole GPU; its log is {child.log.name}; {then}"
+def _gone(child: process.Child) -> Interrupted:
+    return Interrupted(
+        f"the ballast is gone ({_end(child)}), so engines would see the whole GPU; its log is {child.log.name}"
     )
 
 

@@ -35,6 +35,10 @@ MOST_CLIENT_MS = 0.02  # a token, that our client may add
 class Bench(Protocol):
     """What a backend offers besides its contract, if its engine has a benchmark of its own."""
 
+    def require_bench(self, engine: Engine, settings: Settings) -> Path:
+        """Its program, before anything is loaded. Raises Unavailable if there is none for these settings."""
+        ...
+
     def bench(
         self, engine: Engine, model: ModelFile, arm: Arm, settings: Settings, tokens: int, depth: int, log: Path
     ) -> tuple[float, ...]:
@@ -132,9 +136,10 @@ def calibrate(options: Options, watch: Watch, rounds: int = ROUNDS) -> Calibrati
     if contender.status.word is not Status.OK or contender.engine is None:
         raise Unavailable(f"{contender.arm} cannot run: {contender.status.reason or contender.status.word}")
     arm, engine = read_arm(contender), contender.engine
-    if not hasattr(backend(arm.backend), "bench"):
+    if not hasattr(backend(arm.backend), "require_bench"):
         raise Unavailable(f"{arm.backend} has no benchmark of its own; calibrate an arm of llama-cpp")
     bench = cast("Bench", backend(arm.backend))
+    bench.require_bench(engine, contender.settings)
     bench_ms: list[float] = []
     server_ms: list[float] = []
     client_adds_ms: list[float] = []

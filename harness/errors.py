@@ -4,7 +4,8 @@
     ├── UsageError       what was typed cannot be taken; names the nearest valid word
     ├── ModelError       the file is not a model that can be measured
     ├── RunRefused       nothing was measured, and why
-    │   └── Regression   what the baseline measured does not run any more
+    │   ├── Regression   what the baseline measured does not run any more
+    │   └── Interrupted  what it needs went away while it ran
     ├── Unavailable      an engine, or a placement of it, cannot be had here; how to get it
     └── EngineFailed     an engine was started and did not do its work
         ├── DoesNotFit   out of memory, in loading or in a request: a result, not an accident
@@ -40,6 +41,14 @@ class RunRefused(DuelError):
 
 class Regression(RunRefused):
     exit_code = 4
+
+
+class Interrupted(RunRefused):
+    """Where something was measured before, `reason` is told again with the way to go on."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; start it again")
+        self.reason = reason
 
 
 class Unavailable(DuelError):

@@ -18,7 +18,7 @@ from harness import model as models
 from harness.ballast import Ballast
 from harness.contract import Arm, Engine, ModelFile, Prompt, Realised, Session, Settings
 from harness.energy import Window
-from harness.errors import Crashed, DoesNotFit, EngineFailed, RunRefused, TimedOut, Unavailable
+from harness.errors import Crashed, DoesNotFit, EngineFailed, Interrupted, TimedOut, Unavailable
 from harness.gates import Temperatures
 from harness.measure import Sample, measure
 from harness.plan import ArmStatus, Status
@@ -149,14 +149,14 @@ def run_load(
 
 
 def _set_limit(ballast: Ballast) -> None:
-    """Leave every GPU as much free memory as the limit says, and believe it when NVML does. Raises RunRefused."""
+    """Leave every GPU as much free memory as the limit says, and believe it when NVML does. Raises Interrupted."""
     cards, seen = ballast.adjust(), gpus.glances()
     memory, wanted = gpus.memory(seen), sum(card.free_bytes for card in cards)
     all_tell = len(seen) == len(cards) and all(each.free_bytes is not None for each in seen)
     if memory is not None and all_tell and abs(memory.free_bytes - wanted) > HELD_BYTES:
-        raise RunRefused(
+        raise Interrupted(
             f"the ballast left {format_bytes(wanted)} of GPU memory and NVML sees {format_bytes(memory.free_bytes)}; "
-            "go on with --resume when no other program uses the GPU"
+            "see that no other program uses the GPU"
         )
 
 

@@ -25,7 +25,7 @@ from harness import machine as machines
 from harness import model as models
 from harness.arms import parse_arms
 from harness.contract import Placement, Settings
-from harness.errors import RunRefused, Unavailable, UsageError, nearest
+from harness.errors import Interrupted, RunRefused, Unavailable, UsageError, nearest
 from harness.gates import Temperatures
 from harness.load import Job, Task, run_load
 from harness.machine import Machine
@@ -81,7 +81,8 @@ def new_folder(options: Options, field: Field) -> Iterator[Path]:
     folder = _new_folder(Path(options.out), field)
     with record.lock(folder):
         try:
-            yield folder
+            with _told_how_to_go_on(folder):
+                yield folder
         except RunRefused as error:
             if record.exists(folder):
                 raise
@@ -93,6 +94,17 @@ def new_folder(options: Options, field: Field) -> Iterator[Path]:
             if not record.exists(folder):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Where something was measured, what ended it is told with the command that goes on."""
+    try:
+        yield
+    except Interrupted as error:
+        if not record.exists(folder):
+            raise
+        raise RunRefused(f"{error.reason}; go on with `llamaduel run --resume {folder}`") from None
 
 
 def run_field(
@@ -554,7 +566,7 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
             changes.append(f"{contender.engine} is now {'gone' if isinstance(engine, Unavailable) else engine}")
     if changes:
         raise RunRefused(f"{folder} cannot be continued: {'; '.join(dict.fromkeys(changes))}; start a new run")
-    with record.lock(folder), on_gpus(field, options, folder / BALLAST_LOG, watch) as held:
+    with record.lock(folder), _told_how_to_go_on(folder), on_gpus(field, options, folder / BALLAST_LOG, watch) as held:
         record.repair(folder)
         record.append(folder, _sitting(held, "it went on"))
         _run_blocks(record.read(folder), held, options, {}, watch)

@@ -15,7 +15,7 @@ from harness.calibration import Calibration
 from harness.cli import main
 from harness.contract import Usage
 from harness.display import quiet
-from harness.errors import RunRefused
+from harness.errors import RunRefused, Unavailable
 from harness.measure import Sample
 from harness.testing import engines
 from harness.testing.script import Script
@@ -43,6 +43,14 @@ def fake_calibration(model: Path, folder: Path, script: Script, rounds: int = 1)
         (found.bin / "llama-bench").write_text(BENCH)
         (found.bin / "llama-bench").chmod(0o755)
         return harness.calibrate(options(model, folder, arms="llama-cpp"), quiet, rounds)
+
+
+def test_a_build_without_llama_bench_is_told_before_anything_is_loaded(model: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    with engines.fake(tmp_path, Script()), pytest.raises(Unavailable, match=r"no llama-bench beside .*engines install"):
+        harness.calibrate(options(model, tmp_path, arms="llama-cpp"), lambda each: told.append(each.text))
+
+    assert not [text for text in told if "loading" in text]
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────────────

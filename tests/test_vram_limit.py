@@ -133,7 +133,7 @@ def test_a_ballast_that_nvml_does_not_see_ends_the_run_with_what_it_has(
 
     with (
         engines.fake(tmp_path, Script()),
-        pytest.raises(RunRefused, match=r"left 2\.00 GiB of GPU memory and NVML sees 8\.00 GiB; go on with --resume"),
+        pytest.raises(RunRefused, match=r"left 2\.00 GiB of GPU memory and NVML sees 8\.00 GiB; .*; start it again$"),
     ):
         duel(options(model, tmp_path), lambda _: None)
 
@@ -215,11 +215,12 @@ def test_a_load_during_which_the_ballast_went_does_not_count(
     monkeypatch.setattr(ballast.Ballast, "__init__", begin)
     with (
         engines.fake(tmp_path, Script(itl_s=0.002)),
-        pytest.raises(RunRefused, match=r"the ballast is gone \(SIGKILL\).*--resume"),
+        pytest.raises(RunRefused, match=r"the ballast is gone \(SIGKILL\)") as refused,
     ):
         duel(options(model, tmp_path), kill)
 
     (folder,) = (tmp_path / "runs").iterdir()
+    assert str(refused.value).endswith(f"; go on with `llamaduel run --resume {folder}`")
     assert not [load for load in record.read(folder).loads if load.stage == "block"]
 
 
