@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -57,11 +58,27 @@ def ask(call: str, *arguments: Any) -> Any | None:
     return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
 
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A card's handle, and what stays as it is while the driver runs."""
+
+    handle: Any
+    name: str
+    is_unified: bool
+    is_mig: bool
+
+
 @cache
-def _handles() -> tuple[Any, ...]:
-    """Of the cards that engines may see. Looked up once: a card that is lost stays in its place and says nothing."""
+def _devices() -> tuple[_Device, ...]:
+    """Those that engines may see. Looked up once: a card that is lost stays in its place and says nothing."""
     found = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(_real(ask("nvmlDeviceGetCount"), 1) or 0)]
-    return tuple(_visible([handle for handle in found if handle is not None]))
+    return tuple(map(_device, _visible([handle for handle in found if handle is not None])))
+
+
+def _device(handle: Any) -> _Device:
+    name = str(ask("nvmlDeviceGetName", handle) or "NVIDIA GPU")
+    mode = ask("nvmlDeviceGetMigMode", handle)
+    return _Device(handle, name, bool(UNIFIED.search(name)), bool(mode and mode[0] == 1))
 
 
 def _visible(handles: list[Any]) -> list[Any]:
@@ -114,19 +131,18 @@ def _fields(handle: Any, *numbers: int) -> dict[int, int]:
 
 
 def cards() -> tuple[Gpu, ...]:
-    return tuple(_card(handle) for handle in _handles())
+    return tuple(map(_card, _devices()))
 
 
-def _card(handle: Any) -> Gpu:
-    name = _name(handle)
-    memory = _memory(handle)
+def _card(device: _Device) -> Gpu:
+    handle, memory = device.handle, _memory(device)
     capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
     limit_mw = _real(ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1)
     return Gpu(
-        name=name,
+        name=device.name,
         memory_bytes=memory[1] if memory else None,
-        unified=bool(UNIFIED.search(name)),
-        mig=_is_mig(handle),
+        unified=device.is_unified,
+        mig=device.is_mig,
         driver=ask("nvmlSystemGetDriverVersion"),
         compute=".".join(str(number) for number in capability) if capability else None,
         bus_width_bits=_real(ask("nvmlDeviceGetMemoryBusWidth", handle), 1),
@@ -137,11 +153,11 @@ def _card(handle: Any) -> Gpu:
 
 
 def glances() -> tuple[Glance, ...]:
-    return tuple(_glance(handle) for handle in _handles())
+    return tuple(map(_glance, _devices()))
 
 
-def _glance(handle: Any) -> Glance:
-    memory = _memory(handle)
+def _glance(device: _Device) -> Glance:
+    handle, memory = device.handle, _memory(device)
     rates = ask("nvmlDeviceGetUtilizationRates", handle)
     busy = _real(getattr(rates, "gpu", None), 0)
     fields = _fields(handle, INSTANT_POWER, SENT, RECEIVED)
@@ -163,16 +179,17 @@ def _glance(handle: Any) -> Glance:
 
 
 def details() -> tuple[Details, ...]:
-    return tuple(_details(handle) for handle in _handles())
+    return tuple(map(_details, _devices()))
 
 
-def _details(handle: Any) -> Details:
+def _details(device: _Device) -> Details:
+    handle = device.handle
     usual_mw = _real(ask("nvmlDeviceGetPowerManagementDefaultLimit", handle), 1)
     display = ask("nvmlDeviceGetDisplayActive", handle)
     parts = ask("nvmlDeviceGetMemoryInfo", handle, getattr(library(), "nvmlMemory_v2", None))
     return Details(
         uuid=ask("nvmlDeviceGetUUID", handle),
-        reserved_bytes=_real(getattr(parts, "reserved", None), 0) if _memory(handle) else None,
+        reserved_bytes=_real(getattr(parts, "reserved", None), 0) if _memory(device) else None,
         display=None if display is None else bool(display),
         slowdown_celsius=_celsius(ask("nvmlDeviceGetTemperatureThreshold", handle, 1)),  # 1: slowdown
         usual_power_w=None if usual_mw is None else usual_mw / 1000,
@@ -181,10 +198,11 @@ def _details(handle: Any) -> Details:
 
 
 def holders() -> tuple[tuple[Holder, ...] | None, ...]:
-    return tuple(_holders(handle) for handle in _handles())
+    return tuple(map(_holders, _devices()))
 
 
-def _holders(handle: Any) -> tuple[Holder, ...] | None:
+def _holders(device: _Device) -> tuple[Holder, ...] | None:
+    handle = device.handle
     computing, drawing = (ask(f"nvmlDeviceGet{kind}RunningProcesses", handle) for kind in ("Compute", "Graphics"))
     if computing is None and drawing is None:
         return None
@@ -199,12 +217,13 @@ def _holders(handle: Any) -> tuple[Holder, ...] | None:
 
 def joules() -> tuple[float | None, ...]:
     """A part of a card that MIG splits has no counter of its own."""
-    return tuple(_joules(handle) for handle in _handles())
+    return tuple(map(_joules, _devices()))
 
 
-def _joules(handle: Any) -> float | None:
-    if _is_mig(handle):
+def _joules(device: _Device) -> float | None:
+    if device.is_mig:
         return None
+    handle = device.handle
     used_mj = _fields(handle, ENERGY).get(ENERGY) or _real(ask("nvmlDeviceGetTotalEnergyConsumption", handle), 1)
     return None if used_mj is None else used_mj / 1000
 
@@ -213,23 +232,14 @@ def _wide(counter: int | None) -> int | None:
     return None if counter is None or counter < NARROW else counter
 
 
-def _name(handle: Any) -> str:
-    return str(ask("nvmlDeviceGetName", handle) or "NVIDIA GPU")
-
-
-def _memory(handle: Any) -> tuple[int, int] | None:
+def _memory(device: _Device) -> tuple[int, int] | None:
     """Used and total bytes, or None where they are no budget: unified memory, MIG, sentinels."""
-    if UNIFIED.search(_name(handle)) or _is_mig(handle):
+    if device.is_unified or device.is_mig:
         return None
-    memory = ask("nvmlDeviceGetMemoryInfo", handle)
+    memory = ask("nvmlDeviceGetMemoryInfo", device.handle)
     total = _real(getattr(memory, "total", None), LEAST_GPU_BYTES)
     used = _real(getattr(memory, "used", None), 0)
     return None if total is None or used is None or used > total else (used, total)
-
-
-def _is_mig(handle: Any) -> bool:
-    mode = ask("nvmlDeviceGetMigMode", handle)
-    return bool(mode and mode[0] == 1)
 
 
 def _throttles(handle: Any) -> frozenset[str] | None:

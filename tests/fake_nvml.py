@@ -36,7 +36,7 @@ ANSWERS = (
 def forget() -> None:
     """What was learnt of a driver: the next question finds another, or none."""
     nvml.library.cache_clear()
-    nvml._handles.cache_clear()
+    nvml._devices.cache_clear()
 
 
 def remove(monkeypatch: pytest.MonkeyPatch) -> None:
