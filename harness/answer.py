@@ -204,12 +204,6 @@ def _nothing_to_compare(comparison: Comparison) -> str:
     return f"{row.arm} decodes at {spread(row.decode_tps)} tok/s; no other arm could be compared with it.{also}"
 
 
-def unfinished(comparison: Comparison, folder: object) -> str:
-    """What to do about a run that was stopped."""
-    done = count(comparison.blocks_run, "block")
-    return f"Stopped after {done}; go on with `llamaduel run --resume {folder}`"
-
-
 def verdict_of(row: Row) -> str:
     if row.is_reference:
         return "reference"

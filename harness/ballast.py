@@ -80,11 +80,16 @@ class Ballast:
     def adjust(self) -> tuple[Card, ...]:
         """Make the free memory of every card its limit again, whatever others took or gave back.
 
-        Raises Interrupted if the child is gone, RunRefused if a limit cannot be met within `SLACK_BYTES`.
+        Raises Interrupted if the child is gone, or a limit cannot be met within `SLACK_BYTES`.
         """
         with contextlib.suppress(BrokenPipeError):  # its answer says that it is gone
             self._child.process.stdin.write(b"\n")
-        self.cards = _answer(self._child)
+        try:
+            self.cards = _answer(self._child)
+        except Interrupted:
+            raise
+        except DuelError as error:
+            raise Interrupted(str(error)) from None
         return self.cards
 
     def require(self) -> None:
@@ -126,9 +131,8 @@ def _answer(child: process.Child) -> tuple[Card, ...]:
 
 
 def _gone(child: process.Child) -> Interrupted:
-    return Interrupted(
-        f"the ballast is gone ({_end(child)}), so engines would see the whole GPU; its log is {child.log.name}"
-    )
+    said = next((f": {line.strip()}" for line in reversed(child.tail()) if line.strip()), "")
+    return Interrupted(f"the ballast is gone ({_end(child)}{said}), so engines would see the whole GPU")
 
 
 def _line(child: process.Child) -> bytes:
@@ -216,6 +220,7 @@ class _Share:
     context: ctypes.c_void_p
     total_bytes: int
     blocks: list[tuple[int, int]] = field(default_factory=list)
+    is_held: bool = False  # its limit was met once, so a run may have begun
 
     def free_bytes(self) -> int:
         return _memory(self.driver, self.context)[0]
@@ -240,15 +245,16 @@ class _Share:
         over = self.free_bytes() - self.limit_bytes
         if over < -SLACK_BYTES:
             most = self.limit_bytes + over
-            less = f", or name at most {most // MIB}MiB for it" if most >= LEAST_BYTES else ""
+            less = f", or name at most {most // MIB}MiB for it" if most >= LEAST_BYTES and not self.is_held else ""
             raise RunRefused(
                 f"{self.name} lacks {-over // MIB} MiB for --vram-limit={_typed(self.limit_bytes)}, because other "
                 f"programs and the driver hold them; end those that `llamaduel doctor` names{less}"
             )
         if over > SLACK_BYTES:
+            larger = "" if self.is_held else "; try a larger limit, or run without --vram-limit"
             raise RunRefused(
                 f"{self.name} has {over // MIB} MiB more free than --vram-limit={_typed(self.limit_bytes)}, and its "
-                "driver lets nobody hold them; try a larger limit, or run without --vram-limit"
+                f"driver lets nobody hold them{larger}"
             )
 
     def _take(self, size: int) -> bool:
@@ -352,6 +358,7 @@ def _settle(shares: Sequence[_Share]) -> tuple[Card, ...]:
     for share in shares:
         try:
             share.settle()
+            share.is_held = True
             cards.append(share.card())
         except _CudaError as error:
             raise share.driver.refusal(error, share.name) from None

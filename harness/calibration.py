@@ -19,7 +19,7 @@ from typing import Protocol, cast
 from typing_extensions import TypedDict
 
 from harness.contract import Arm, Engine, ModelFile, Settings
-from harness.errors import RunRefused, Unavailable
+from harness.errors import RunRefused, Unavailable, UsageError
 from harness.load import run_load
 from harness.measure import Sample
 from harness.options import Options
@@ -132,7 +132,11 @@ def calibrate(options: Options, watch: Watch, rounds: int = ROUNDS) -> Calibrati
     arms = options.arms if options.arms != Options().arms else "llama-cpp"
     field = find_field(dataclasses.replace(options, arms=arms), watch)
     require_weights(field.model)
-    contender = field.contenders[0]
+    contender, *others = field.contenders
+    if others:
+        raise UsageError(
+            f"calibrate takes one arm, and --arms names {len(field.contenders)}; name the one to calibrate"
+        )
     if contender.status.word is not Status.OK or contender.engine is None:
         raise Unavailable(f"{contender.arm} cannot run: {contender.status.reason or contender.status.word}")
     arm, engine = read_arm(contender), contender.engine
@@ -170,6 +174,8 @@ def calibrate(options: Options, watch: Watch, rounds: int = ROUNDS) -> Calibrati
             watch(Progress(f"llama-bench, round {round_ + 1} of {rounds}", lasting=False))
             log = folder / f"bench-{round_}.log"
             seconds = bench.bench(engine, field.model.file, arm, contender.settings, OUT_TOKENS, depth, log)
+            if field.ballast is not None:
+                field.ballast.require()
             bench_ms.append(1000 * statistics.median(seconds))
     return Calibration(
         arm=contender.arm,

@@ -273,7 +273,9 @@ def _show(comparison: harness.Comparison, as_json: bool) -> int:
         _print(harness.table(comparison))
     if not comparison.finished:
         if as_json:  # the table says it too
-            _say(f"llamaduel: stopped; go on with `llamaduel run --resume {comparison.run.folder}`")
+            from harness.record import resuming
+
+            _say(f"llamaduel: stopped; go on with `{resuming(comparison.run.folder)}`")
         return STOPPED
     if not comparison.has_numbers:
         return 1

@@ -21,7 +21,7 @@ from harness.physics import Flag
 from harness.placement import Cell, Predicted
 from harness.plan import ArmStatus, Status
 from harness.plausibility import Plausibility, most
-from harness.record import Contender, Header, LoadRecord, Run
+from harness.record import Contender, Header, LoadRecord, Run, resuming
 from harness.run import outcomes_of
 from harness.sizes import format_bytes
 from harness.verdict import Contrast, Interval, Judgement, State
@@ -203,7 +203,7 @@ def compare(run: Run) -> Comparison:
     """Judge a run. Raises RunRefused if it has no load yet."""
     drawn = run.header.plan
     if not any(load.stage == "block" for load in run.loads):
-        raise RunRefused(f"{run.folder} has no finished load; go on with it by --resume {run.folder}")
+        raise RunRefused(f"{run.folder} has no finished load; go on with it by `{resuming(run.folder)}`")
     outcomes = outcomes_of(run)
     kept = plan.kept(drawn, outcomes)
     loads = {(load.block, load.attempt, load.label): load for load in run.loads if load.stage == "block"}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +21,8 @@ from harness import gpus
 
 WINDOW_S = 10.0  # the shortest that tells anything
 IDLE_S = 10.0
-STEP_S = 0.1  # of every counter seen; a slower one shows by itself
-SLOPE_S = 1.0  # over which power is told
+STEP_S = 0.1  # of counters seen, at most; a slower one shows by itself
+STOPPED_S = 3.0  # no counter known stands still for so long
 IDLE_DRIFT = 0.05  # between the beginning and the end of a run
 Points = Sequence[tuple[int, float | None]]  # nanoseconds on the clock that stamps tokens, and joules
 
@@ -39,7 +38,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What windows cost together. `error_j` is one standard deviation, of the counter's steps alone."""
+    """What windows cost together. `error_j` is one standard deviation, without that of the sensor."""
 
     joules: float
     seconds: float
@@ -81,56 +80,75 @@ class PerToken:
 def spent(points: Points, windows: Sequence[Window]) -> Spent | None:
     """Joules of these windows together; None where the counter does not cover them, stopped or began anew.
 
-    Between two readings a counter is taken to grow evenly. Each end of a window is uncertain by a step of Δ
-    seconds, evenly: at P watts a standard deviation of P Δ / √12, so P Δ / √6 for both. Where power differs
-    before and after the two readings around an end, what it may have been between them is added.
+    A counter shows what it held at its last step, which is up to Δ seconds old, every age being equally likely. So a
+    look that comes Δ after the begin of a window shows nothing of the prefill before it, and of a window those s
+    seconds are measured that lie between the first such look and the look nearest to its end. Nobody looks when the
+    first token comes; the rest of a window is held to draw the same power P. Of T seconds in n windows:
+
+        joules = P T,    P = Σ joules measured / Σ s
+        error  = T / Σ s · √max(n (P Δ)² / 6, n / (n - 1) · Σ (joules measured - P s)²)
+
+    At each end a step is worth a standard deviation of P Δ / √12, so P Δ / √6 for both. The second term is how far
+    apart the windows were found, which also tells of a slow counter that was never caught standing still.
+
+    To share out evenly what grew between the looks around a first token would spare the T / Σ s. But it books a part
+    of the prefill as decoding, the same way in every answer, and no number of loads averages that out.
     """
     if not windows or not points or any(joules is None for _, joules in points):
         return None
     begin_ns, end_ns = min(each.begin_ns for each in windows), max(each.end_ns for each in windows)
-    steps = sorted((at_ns, joules) for at_ns, joules in points if joules is not None)
+    looks = sorted((at_ns, joules) for at_ns, joules in points if joules is not None)
     if (
-        steps[0][0] > begin_ns
-        or steps[-1][0] < end_ns
-        or any(after[1] < before[1] for before, after in pairwise(steps))
+        looks[0][0] > begin_ns
+        or looks[-1][0] < end_ns
+        or any(after[1] < before[1] for before, after in pairwise(looks))
     ):
         return None
-    changes = [steps[0], *(after for before, after in pairwise(steps) if after[1] > before[1])]
-    if len(changes) < 3:
+    step_s = max(STEP_S, _standstill_s(looks, begin_ns, end_ns))
+    if step_s > STOPPED_S:
         return None
-    step_s = STEP_S
-    if len(changes) < len(steps):  # it stood still between two looks
-        step_s = max(step_s, statistics.median((after[0] - before[0]) / 1e9 for before, after in pairwise(changes)))
-    joules = sum(_at(changes, each.end_ns) - _at(changes, each.begin_ns) for each in windows)
-    seconds = sum((each.end_ns - each.begin_ns) / 1e9 for each in windows)
-    if joules <= 0 or seconds <= 0:
+    measured = [part for each in windows if (part := _measured(looks, each, step_s)) is not None]
+    joules, inner_s = sum(part[0] for part in measured), sum(part[1] for part in measured)
+    if joules <= 0 or (step_s > STEP_S and 2 * len(measured) < len(windows)):  # Δ of a slow one is known from below
         return None
-    stepped_j2 = len(windows) * (joules / seconds * step_s) ** 2 / 6
-    between_j2 = sum(_uneven(changes, at_ns) ** 2 / 12 for each in windows for at_ns in (each.begin_ns, each.end_ns))
-    return Spent(joules, seconds, sum(each.steps for each in windows), math.sqrt(stepped_j2 + between_j2))
+    watts, seconds = joules / inner_s, sum((each.end_ns - each.begin_ns) / 1e9 for each in windows)
+    error_j = (
+        seconds / inner_s * math.sqrt(max(len(measured) * (watts * step_s) ** 2 / 6, _scatter_j2(measured, watts)))
+    )
+    return Spent(watts * seconds, seconds, sum(each.steps for each in windows), error_j)
 
 
-def _at(changes: Sequence[tuple[int, float]], at_ns: int) -> float:
-    """The counter at a moment, on the line through the steps around it; past the last one, on that line further."""
-    after = next((number for number, (when, _) in enumerate(changes) if when >= at_ns), len(changes) - 1)
-    (first_ns, first), (second_ns, second) = changes[max(0, after - 1)], changes[max(1, after)]
-    return first + (second - first) * (at_ns - first_ns) / (second_ns - first_ns)
+def _scatter_j2(measured: Sequence[tuple[float, float]], watts: float) -> float:
+    """Variance of the sum of these joules, by how they scatter about one power; 0 of fewer than two."""
+    apart_j2 = sum((joules - watts * inner_s) ** 2 for joules, inner_s in measured)
+    return apart_j2 * len(measured) / (len(measured) - 1) if len(measured) > 1 else 0.0
 
 
-def _uneven(changes: Sequence[tuple[int, float]], at_ns: int) -> float:
-    """Joules by which power may have been uneven between the readings around a moment; 0 where too few are around."""
-    after = next((number for number, (when, _) in enumerate(changes) if when >= at_ns), 0)
-    earlier, later = changes[:after][::-1], changes[after:]
-    if len(earlier) < 2 or len(later) < 2:
-        return 0.0
-    return abs(_watts(earlier) - _watts(later)) * (later[0][0] - earlier[0][0]) / 1e9
+def _standstill_s(looks: Sequence[tuple[int, float]], begin_ns: int, end_ns: int) -> float:
+    """The longest time between two looks that show the same, of those that reach into this time.
+
+    For that long the counter made no step; a step takes that at least. The time from one change that is seen to the
+    next would tell how seldom somebody looks.
+    """
+    seen: dict[float, list[int]] = {}
+    for at_ns, joules in looks:
+        seen.setdefault(joules, []).append(at_ns)
+    return max(
+        ((each[-1] - each[0]) / 1e9 for each in seen.values() if each[0] < end_ns and each[-1] > begin_ns), default=0.0
+    )
 
 
-def _watts(points: Sequence[tuple[int, float]]) -> float:
-    """Power from the first of these points on, over a time in which single steps count little."""
-    (first_ns, first), *others = points
-    far_ns, far = next((each for each in others if abs(each[0] - first_ns) >= SLOPE_S * 1e9), others[-1])
-    return (far - first) / (far_ns - first_ns) * 1e9
+def _measured(looks: Sequence[tuple[int, float]], window: Window, step_s: float) -> tuple[float, float] | None:
+    """Joules and seconds between two looks that show nothing but this window; None if they are not a step apart.
+
+    The second may be half a step late: what it shows is that old in the mean.
+    """
+    step_ns = step_s * 1e9
+    inside = [each for each in looks if window.begin_ns + step_ns <= each[0] <= window.end_ns + step_ns / 2]
+    if not inside:
+        return None
+    (first_ns, first), (last_ns, last) = inside[0], min(inside, key=lambda each: abs(each[0] - window.end_ns))
+    return (last - first, (last_ns - first_ns) / 1e9) if last_ns - first_ns >= step_ns else None
 
 
 def per_token(found: Iterable[Spent | None], idle_w: float | None) -> PerToken | None:

@@ -133,8 +133,10 @@ def resident_bytes(file: BinaryIO, start: int, length: int) -> int | None:
     # a private view that could be written to, because only of such a one Python tells the address
     with mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=start) as view:
         first = ctypes.c_char.from_buffer(view)
-        failed = _mincore()(ctypes.addressof(first), length, answer)
-        del first  # or the view cannot be closed
+        try:
+            failed = _mincore()(ctypes.addressof(first), length, answer)
+        finally:
+            del first  # or the view cannot be closed, whose own error would then stand before Ctrl-C
     if failed:
         return None
     present = pages - answer.raw[:pages].count(0)

@@ -56,13 +56,12 @@ def joules() -> float | None:
 
 
 def memory(seen: Iterable[Glance] | None = None) -> Memory | None:
-    """None where no card tells of memory of its own."""
-    told = [
-        (each.used_bytes, each.total_bytes)
-        for each in (glances() if seen is None else seen)
-        if each.used_bytes is not None and each.total_bytes is not None
-    ]
-    return Memory(sum(used for used, _ in told), sum(total for _, total in told)) if told else None
+    """None where no card has memory of its own, or one that has says nothing now: without it the sum is another."""
+    own = [each for each in (glances() if seen is None else seen) if each.total_bytes is not None]
+    used = [each.used_bytes for each in own if each.used_bytes is not None]
+    if not own or len(used) < len(own):
+        return None
+    return Memory(sum(used), sum(each.total_bytes or 0 for each in own))
 
 
 def busy(seen: Iterable[Glance] | None = None) -> float | None:

@@ -21,7 +21,7 @@ WITNESSES = (
 )
 ENERGY = (
     "By the counter of the GPUs alone, from the first token of an answer to its last; the rest of the machine is not "
-    "in it. Intervals are over loads; the error is one standard deviation of the counter's steps. The sensor may be "
+    "in it. Intervals are over loads; the error is one standard deviation of what the counter tells. The sensor may be "
     "off by several per cent besides, for all arms alike."
 )
 TAKES = (

@@ -66,6 +66,7 @@ class _Device:
     name: str
     is_unified: bool
     is_mig: bool
+    total_bytes: int | None  # None where it is no budget: unified memory, MIG, a number that stands for something else
 
 
 @cache
@@ -77,8 +78,11 @@ def _devices() -> tuple[_Device, ...]:
 
 def _device(handle: Any) -> _Device:
     name = str(ask("nvmlDeviceGetName", handle) or "NVIDIA GPU")
-    mode = ask("nvmlDeviceGetMigMode", handle)
-    return _Device(handle, name, bool(UNIFIED.search(name)), bool(mode and mode[0] == 1))
+    is_unified, mode = bool(UNIFIED.search(name)), ask("nvmlDeviceGetMigMode", handle)
+    is_mig = bool(mode and mode[0] == 1)
+    memory = None if is_unified or is_mig else ask("nvmlDeviceGetMemoryInfo", handle)
+    total_bytes = _real(getattr(memory, "total", None), LEAST_GPU_BYTES)
+    return _Device(handle, name, is_unified, is_mig, None if _used(memory, total_bytes) is None else total_bytes)
 
 
 def _visible(handles: list[Any]) -> list[Any]:
@@ -135,12 +139,12 @@ def cards() -> tuple[Gpu, ...]:
 
 
 def _card(device: _Device) -> Gpu:
-    handle, memory = device.handle, _memory(device)
+    handle = device.handle
     capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
     limit_mw = _real(ask("nvmlDeviceGetEnforcedPowerLimit", handle), 1)
     return Gpu(
         name=device.name,
-        memory_bytes=memory[1] if memory else None,
+        memory_bytes=device.total_bytes,
         unified=device.is_unified,
         mig=device.is_mig,
         driver=ask("nvmlSystemGetDriverVersion"),
@@ -157,14 +161,15 @@ def glances() -> tuple[Glance, ...]:
 
 
 def _glance(device: _Device) -> Glance:
-    handle, memory = device.handle, _memory(device)
+    handle, total_bytes = device.handle, device.total_bytes
+    memory = None if total_bytes is None else ask("nvmlDeviceGetMemoryInfo", handle)
     rates = ask("nvmlDeviceGetUtilizationRates", handle)
     busy = _real(getattr(rates, "gpu", None), 0)
     fields = _fields(handle, INSTANT_POWER, SENT, RECEIVED)
     power_mw = fields.get(INSTANT_POWER) or _real(ask("nvmlDeviceGetPowerUsage", handle), 1)
     return Glance(
-        used_bytes=memory[0] if memory else None,
-        total_bytes=memory[1] if memory else None,
+        used_bytes=_used(memory, total_bytes),
+        total_bytes=total_bytes,
         busy=None if busy is None or busy > 100 else busy / 100,
         power_w=None if power_mw is None or power_mw > 1000 * MOST_WATTS else power_mw / 1000,
         celsius=_celsius(ask("nvmlDeviceGetTemperature", handle, 0)),  # 0: the chip
@@ -189,7 +194,7 @@ def _details(device: _Device) -> Details:
     parts = ask("nvmlDeviceGetMemoryInfo", handle, getattr(library(), "nvmlMemory_v2", None))
     return Details(
         uuid=ask("nvmlDeviceGetUUID", handle),
-        reserved_bytes=_real(getattr(parts, "reserved", None), 0) if _memory(device) else None,
+        reserved_bytes=_real(getattr(parts, "reserved", None), 0) if device.total_bytes is not None else None,
         display=None if display is None else bool(display),
         slowdown_celsius=_celsius(ask("nvmlDeviceGetTemperatureThreshold", handle, 1)),  # 1: slowdown
         usual_power_w=None if usual_mw is None else usual_mw / 1000,
@@ -232,14 +237,9 @@ def _wide(counter: int | None) -> int | None:
     return None if counter is None or counter < NARROW else counter
 
 
-def _memory(device: _Device) -> tuple[int, int] | None:
-    """Used and total bytes, or None where they are no budget: unified memory, MIG, sentinels."""
-    if device.is_unified or device.is_mig:
-        return None
-    memory = ask("nvmlDeviceGetMemoryInfo", device.handle)
-    total = _real(getattr(memory, "total", None), LEAST_GPU_BYTES)
+def _used(memory: Any, total_bytes: int | None) -> int | None:
     used = _real(getattr(memory, "used", None), 0)
-    return None if total is None or used is None or used > total else (used, total)
+    return None if used is None or total_bytes is None or used > total_bytes else used
 
 
 def _throttles(handle: Any) -> frozenset[str] | None:

@@ -8,6 +8,7 @@ table follows its own.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,7 +111,7 @@ def duel(request: pytest.FixtureRequest) -> Comparison:
         code = result.exit_code if isinstance(result, harness.DuelError) else 1
         pytest.exit(f"nothing was compared: {harness.plain(result)}", returncode=code)
     if not result.finished:
-        pytest.exit(f"stopped; go on with --duel-resume={result.run.folder}", returncode=130)
+        pytest.exit(f"stopped; go on with --duel-resume={shlex.quote(str(result.run.folder))}", returncode=130)
     return result
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -248,13 +249,18 @@ def exists(folder: Path) -> bool:
     return (folder / HEADER).exists()
 
 
+def resuming(folder: object) -> str:
+    """The command that goes on with a run, as it is typed."""
+    return f"llamaduel run --resume {shlex.quote(str(folder))}"
+
+
 def create(folder: Path, header: Header) -> None:
     """Make the folder and write its header, synced. Raises RunRefused, also if it holds a run already."""
     text = json.dumps(to_json(header), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     with _refusing(folder, "written", "free some room, or name another folder with --out"):
         if exists(folder):
             raise RunRefused(
-                f"{folder} holds a run already; go on with it by --resume {folder}, or name another folder"
+                f"{folder} holds a run already; go on with it by `{resuming(folder)}`, or name another folder"
             )
         (folder / "engines").mkdir(parents=True, exist_ok=True)
         partial = folder / f"{HEADER}.partial"
@@ -271,7 +277,7 @@ def append(folder: Path, record: Line) -> None:
     line = {"format": FORMAT, "kind": kind, **to_json(record)}
     text = json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     with (
-        _refusing(folder, "written", f"make room or give the disk back, then go on by --resume {folder}"),
+        _refusing(folder, "written", f"make room or give the disk back, then go on with `{resuming(folder)}`"),
         (folder / LINES).open("ab") as file,
     ):
         file.write(text.encode())

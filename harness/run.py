@@ -103,8 +103,8 @@ def _told_how_to_go_on(folder: Path) -> Iterator[None]:
         yield
     except Interrupted as error:
         if not record.exists(folder):
-            raise
-        raise RunRefused(f"{error.reason}; go on with `llamaduel run --resume {folder}`") from None
+            raise RunRefused(str(error)) from None
+        raise RunRefused(f"{error.reason}; go on with `{record.resuming(folder)}`") from None
 
 
 def run_field(
@@ -552,7 +552,9 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
     begun = record.read(folder)
     _check_same(options, begun.header)
     given = {**begun.header.options, "resume": str(folder), "contrast": tuple(begun.header.options.get("contrast", ()))}
-    options = dataclasses.replace(Options(**given), no_wait=options.no_wait or bool(given.get("no_wait")))
+    policy = options.gpu_in_use if options.gpu_in_use != Options().gpu_in_use else Options(**given).gpu_in_use
+    no_wait = options.no_wait or bool(given.get("no_wait"))
+    options = dataclasses.replace(Options(**given), no_wait=no_wait, gpu_in_use=policy)
     field = find_field(dataclasses.replace(options, model=begun.header.model.file), watch)
     changes = list(machines.changes(begun.header.machine, field.machine))
     if field.model.file.digest != begun.header.model.digest:
@@ -573,13 +575,16 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
     return record.read(folder)
 
 
+FREE = ("resume", "no_wait", "out", "gpu_in_use")  # of this start, and not of the plan
+
+
 def _check_same(options: Options, header: Header) -> None:
     """A plan is fixed before block 1: a run is continued with its own options or not at all. Raises UsageError."""
     usual = Options()
     for each in dataclasses.fields(Options):
         now, then = getattr(options, each.name), header.options.get(each.name, getattr(usual, each.name))
         now = list(now) if isinstance(now, tuple) else now
-        if each.name not in ("resume", "no_wait", "out") and now not in (getattr(usual, each.name), then, []):
+        if each.name not in FREE and now not in (getattr(usual, each.name), then, []):
             flag = each.name.replace("_", "-")
             raise UsageError(
                 f"--{flag} {now} does not go with --resume: the run was begun with {then}; start a new run"

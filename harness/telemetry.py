@@ -152,10 +152,13 @@ def foreign_mean(readings: Sequence[Reading]) -> float | None:
 
 
 def summarise(readings: Sequence[Reading], baseline_bytes: int | None = None) -> Telemetry:
-    """One load from its readings, in time order. `baseline_bytes` is GPU memory before it (first reading)."""
+    """One load from its readings, in time order. `baseline_bytes` is GPU memory before it (first reading).
+
+    A card that was lost on the way leaves unknown how much GPU memory was taken.
+    """
     first = readings[0]
     base = first.gpu_used_bytes if baseline_bytes is None else baseline_bytes
-    peak_gpu = _most(each.gpu_used_bytes for each in readings)
+    peak_gpu = None if readings[-1].gpu_used_bytes is None else _most(each.gpu_used_bytes for each in readings)
     swap = [r.swap_used_bytes for r in readings if r.swap_used_bytes is not None]
     stall = [r.memory_stall_s for r in readings if r.memory_stall_s is not None]
     reasons = [found for each in readings if (found := gpus.throttles(each.gpus)) is not None]
@@ -371,7 +374,10 @@ def _held_by(pids: set[int]) -> int | None:
     """GPU memory of these processes by the driver's lists; None where it does not name them, as in a container."""
     if not pids:
         return None
-    found = [each.used_bytes for card in gpus.holders() if card is not None for each in card if each.pid in pids]
+    cards = gpus.holders()
+    if None in cards:  # a part of it would be taken for all
+        return None
+    found = [each.used_bytes for card in cards for each in card or () if each.pid in pids]
     known = [size for size in found if size is not None]
     return sum(known) if known and len(known) == len(found) else None
 

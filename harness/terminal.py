@@ -29,6 +29,7 @@ from harness.compare import Comparison, Row, all_rows
 from harness.differences import Difference
 from harness.parity import ASKED, Parity, parity, spoken
 from harness.plan import PRESETS, Status
+from harness.record import resuming
 from harness.words import NONE, count, memory, milliseconds, number, percent, plain, ratio, shell, spread
 
 Column = tuple[str, Callable[[Row], str]]
@@ -178,7 +179,7 @@ def _onwards(comparison: Comparison, width: int) -> list[str]:
     lines = [_filled(f"Report: {folder / written[0]}{beside}" if written else f"Run folder: {folder}", width, "  ")]
     if not comparison.finished:
         done = count(comparison.blocks_run, "block")
-        return [*lines, _labelled(f"Stopped after {done}; go on", f"llamaduel run --resume {place}", width)]
+        return [*lines, _labelled(f"Stopped after {done}; go on", resuming(folder), width)]
     open_ = [each for each in comparison.judgement.contrasts.values() if each.word == "INCONCLUSIVE"]
     needed = max((each.blocks_needed or 0 for each in open_), default=0)
     if state == "RED":

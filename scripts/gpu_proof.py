@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
+import math
 import re
 import shlex
 import shutil
@@ -40,6 +42,7 @@ MINUTES = {  # by step, in the order in which they run
     "telemetry": 30.0,
 }
 USUAL = tuple(MINUTES)[:6]  # the others run when they are asked for
+MEASURING = tuple(MINUTES)[3:]
 SHAPE, LIMIT, SEED = "qwen3-30b-a3b", "12GiB", 48
 SWEEP = "llama-cpp@ncmoe="
 NEAR, FAR = "llama-cpp@ngl=99", "llama-cpp@cpu-moe"  # the same as the two ends of the sweep
@@ -47,7 +50,7 @@ BESIDE = f"ollama,llama-cpp,{NEAR},{FAR}"
 TELEMETRY = Path(__file__).resolve().parent / "experiments" / "telemetry_cost.py"
 ENDINGS = ((signal.SIGINT, 180.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, None))  # and the seconds each is given
 TICK_S = 0.1
-RED, STOPPED = 3, 130  # exit codes of llamaduel: the run ranks nothing, and it was ended early
+USAGE, RED, STOPPED = 2, 3, 130  # of llamaduel: it cannot take an option, the run ranks nothing, it was ended early
 GIB = 1 << 30
 MOST_TELLING = 10.0  # between the ends of an interval that is shown, as in the tables of llamaduel
 NONE = "–"
@@ -55,6 +58,10 @@ NONE = "–"
 
 class Failed(Exception):
     """A step did not run, or not to its end; the message is one sentence."""
+
+
+class Refused(Failed):
+    """An option was not taken."""
 
 
 class Experiment(NamedTuple):
@@ -104,7 +111,7 @@ def perform(
     """Run one command of a step to its end, or to that of its time. Raises Failed.
 
     What it prints is in NAME.json or NAME.txt once it has ended well, and then it runs no more, but for `again`. A run
-    that was ended early is continued.
+    that was ended early is continued, with the budget that it was begun with or not at all.
     """
     step.folder.mkdir(parents=True, exist_ok=True)
     done, log = answer_of(step.of, step.name, name, is_json="--json" in argv), step.folder / f"{name}.log"
@@ -113,15 +120,18 @@ def perform(
         return
     begun = run_folder(step.of, step.name) if is_run else None
     if begun is not None:
-        waits = [word for word in step.of.more if word == "--no-wait"]
-        argv = [*step.of.llamaduel, "run", "--resume", str(begun), *waits, "--json"]
+        words = [word for word in step.of.more if word == "--no-wait"]
+        words += step.of.budget if "--budget" in argv else []
+        argv = [*step.of.llamaduel, "run", "--resume", str(begun), *words, "--json"]
     partial = done.with_name(f"{done.name}.partial")
     with partial.open("wb") as output:
         code, in_time = execute(argv, output, log, step.ends_s)
     if code in fine and partial.stat().st_size:  # doctor's 1 is a finding, or that it could not look
         partial.replace(done)
     elif in_time:
-        raise Failed(f"{last_line(log) or f'it ended with {code}'} (all it said: {log})")
+        anew = f"; to begin it anew, move or remove {begun}" if begun else ""
+        told = f"{last_line(log) or f'it ended with {code}'} (all it said: {log}{anew})"
+        raise Refused(told) if code == USAGE else Failed(told)
     elif is_run and run_folder(step.of, step.name) is None:
         raise Failed("its time was over before there was anything to keep; give it more by --minutes")
     else:
@@ -222,8 +232,9 @@ def read(path: Path) -> Any:
 
 
 def doctor(step: Step) -> None:
+    """Never taken for done: what counts is the machine as it is now."""
     of = step.of
-    perform(step, "doctor", [*of.llamaduel, "doctor", *of.engines, *of.limit, "--json"], fine=(0, 1))
+    perform(step, "doctor", [*of.llamaduel, "doctor", *of.engines, *of.limit, "--json"], fine=(0, 1), again=True)
 
 
 def build(step: Step) -> None:
@@ -270,7 +281,7 @@ def find(step: Step) -> None:
 
 
 def curve(step: Step) -> None:
-    values = around(best_value(step.of), layers(step.of))
+    values = around(best_value(step), layers(step.of))
     measure(step, SWEEP + "/".join(map(str, values)), *step.of.limit, *step.of.budget)
 
 
@@ -284,19 +295,42 @@ def around(best: int, most: int) -> list[int]:
     return list(dict.fromkeys([best, *found, most]))
 
 
-def best_value(of: Experiment) -> int:
-    """The best N that the search confirmed; where nothing may be ranked, the one that it picked. Raises Failed."""
+def best_value(step: Step) -> int:
+    """The best N. Raises Failed, also where the step was measured around another one."""
+    of = step.of
     folder = run_folder(of, "find")
     if folder is None:
         raise Failed("it needs the best value of `find`, and there is none yet")
-    told = ask(of, "report", str(folder), fine=(0, 1, RED, STOPPED))
-    for arm in (*told["best"], *read(folder / "run.json")["search"]["chosen"]):
-        named = re.fullmatch(rf"{SWEEP}(\d+)", arm)
-        if named:
-            return int(named.group(1))
-        if arm in (NEAR, FAR):  # of equal placements the arm beside the sweep gives its name
-            return layers(of) if arm == FAR else 0
-    raise Failed("no value was picked by `find`; see its report")
+    best = best_values(of, ask(of, "report", str(folder), fine=(0, 1, RED, STOPPED)), read(folder / "run.json"))
+    if not best:
+        raise Failed("no value was picked by `find`; see its report")
+    if outdated := around_another(of, step.name, best):
+        raise Failed(outdated)
+    return best[0]
+
+
+def best_values(of: Experiment, told: dict[str, Any], header: dict[str, Any]) -> list[int]:
+    """Those that the search confirmed, the best first; where nothing may be ranked, those that it picked."""
+    for arms in (told["best"], header["search"]["chosen"]):
+        values = []
+        for arm in arms:
+            if named := re.fullmatch(rf"{SWEEP}(\d+)", arm):
+                values.append(int(named[1]))
+            elif arm in (NEAR, FAR):  # of equal placements the arm beside the sweep gives its name
+                values.append(layers(of) if arm == FAR else 0)
+        if values:
+            return values
+    return []
+
+
+def around_another(of: Experiment, name: str, best: Sequence[int]) -> str:
+    """That a step was measured around a value which is none of the best now; nothing if it was not."""
+    folder = run_folder(of, name)
+    then = re.match(rf"{SWEEP}(\d+)", read(folder / "run.json")["options"]["arms"]) if folder else None
+    if then is None or int(then[1]) in best:
+        return ""
+    anew = f"to measure it anew, move or remove {of.out / name}"
+    return f"it was measured around {then[0]}, and the best is {SWEEP}{best[0]} now; {anew}"
 
 
 def calibrate(step: Step) -> None:
@@ -312,7 +346,7 @@ def stock(step: Step) -> None:
 
 
 def depth(step: Step) -> None:
-    arm = f"{SWEEP}{best_value(step.of)}"
+    arm = f"{SWEEP}{best_value(step)}"
     measure(step, f"{arm},{arm},ctk=q8_0,ctv=q8_0", *step.of.limit, "--depth", "16k", "--preset", "quick")
 
 
@@ -326,6 +360,8 @@ def forced(step: Step) -> None:
 
 def telemetry(step: Step) -> None:
     of = step.of
+    if importlib.util.find_spec("harness") is None:
+        raise Failed(f"it needs a Python that has llamaduel, and {sys.executable} has not; take that of its venv")
     options = ["--llama-server", of.llama_server] if of.llama_server else []
     options += [word for word in of.more if word == "--no-wait"]
     arm = "llama-cpp" if of.stand_in else NEAR
@@ -353,6 +389,8 @@ def take(of: Experiment, names: Iterable[str]) -> dict[str, str]:
         try:
             STEPS[name](Step(of, name, time.monotonic() + 60 * of.minutes[name]))
         except Failed as error:
+            if name == "doctor" and isinstance(error, Refused):
+                raise  # the other steps could not take it either, and some would find that out late
             failed[name] = str(error)
             say(f"{name}: {error}")
     return failed
@@ -367,6 +405,7 @@ def summary(of: Experiment) -> str:
     """All that lies in the folder, from this start or an earlier one."""
     rows: list[Sequence[str]] = []
     said = []
+    best: list[int] = []
     for name in MINUTES:
         folder = run_folder(of, name)
         if folder is None:
@@ -380,9 +419,14 @@ def summary(of: Experiment) -> str:
         ended = "" if answer_of(of, name, name).exists() else ", ended early"
         said.append(f"{name}: {told['state']}{ended}. {told['answer']}")
         if name == "find":
-            said += searched(told, read(folder / "run.json"))
+            header = read(folder / "run.json")
+            said += searched(told, header)
+            with contextlib.suppress(Failed):  # the model may be gone
+                best = best_values(of, told, header)
         elif name == "curve":
             said += [f"curve: {each['finding']} (best: {', '.join(each['best']) or NONE})" for each in told["curves"]]
+        if name in ("curve", "depth") and best and (outdated := around_another(of, name, best)):
+            said.append(f"{name}: {outdated}")
     said += [*calibrated(of), *watched(of)]
     note = "Memory in GiB of the device: predicted, as the engine reports it, as NVML sees it." if rows else ""
     return "\n".join(filter(None, [aligned([HEAD, *rows]) if rows else "No run is there.", note, *said]))
@@ -444,7 +488,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def experiment(given: argparse.Namespace, more: Sequence[str]) -> Experiment:
-    """Raises Failed where the folder holds another experiment."""
+    """Raises Failed where the folder holds another experiment, of which something was measured."""
     shape = given.like or SHAPE
     path = given.out / f"{shape}{f'-{given.size}' if given.size else ''}.gguf"
     engines = {"--llama-server": given.llama_server, "--ollama": given.ollama}
@@ -466,13 +510,23 @@ def experiment(given: argparse.Namespace, more: Sequence[str]) -> Experiment:
     begun = given.out / "experiment.json"
     facts = {"model": given.model or path.name, "limit": found.limit, "options": list(more)}
     try:
-        if begun.exists() and read(begun) != facts:
+        held = read(begun) if begun.exists() else None
+        if held not in (None, facts) and has_measured(given.out):
             raise Failed(f"{given.out} holds an experiment with other options (see {begun}); name another folder")
-        given.out.mkdir(parents=True, exist_ok=True)
-        begun.write_text(json.dumps(facts, indent=1), "utf-8")
+        if held != facts:
+            given.out.mkdir(parents=True, exist_ok=True)
+            partial = begun.with_name(f"{begun.name}.partial")
+            partial.write_text(json.dumps(facts, indent=1), "utf-8")
+            partial.replace(begun)
     except (OSError, ValueError) as error:
         raise Failed(f"{given.out} cannot hold an experiment ({error}); name another folder") from None
     return found
+
+
+def has_measured(out: Path) -> bool:
+    """Whether a step that measures has left an answer, or a run."""
+    kept = ("*.json", "*.txt", "*/run.json")
+    return any(path for name in MEASURING for each in kept for path in (out / name).glob(each))
 
 
 def minutes_of(text: str) -> tuple[str, float]:
@@ -480,9 +534,12 @@ def minutes_of(text: str) -> tuple[str, float]:
     if name not in MINUTES:
         raise argparse.ArgumentTypeError(f"no step {name!r}; the steps are {', '.join(MINUTES)}")
     try:
-        return name, float(value)
+        minutes = float(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not STEP=MINUTES, as in find=30") from None
+        minutes = math.nan
+    if not 0 < minutes < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not STEP=MINUTES, as in find=30")
+    return name, minutes
 
 
 def steps_of(text: str) -> list[str]:

@@ -22,7 +22,7 @@ import pytest
 
 from harness import ballast, process
 from harness.ballast import MIB
-from harness.errors import DuelError, RunRefused, Unavailable, UsageError
+from harness.errors import DuelError, Interrupted, RunRefused, Unavailable, UsageError
 from harness.testing.conformance import our_processes
 
 GIB = 1 << 30
@@ -249,7 +249,7 @@ def test_adjusting_acts_on_the_card_that_changed(cuda: Cuda, tmp_path: Path) -> 
 def test_a_limit_that_others_took_is_refused_and_met_again_when_they_are_gone(cuda: Cuda, tmp_path: Path) -> None:
     with ballast.hold((5 * GIB,), tmp_path / "log") as held:
         with another_program(4 * GIB):
-            with pytest.raises(RunRefused, match=r"lacks 1524 MiB for --vram-limit=5GiB, because other programs"):
+            with pytest.raises(Interrupted, match=r"lacks 1524 MiB for .* `llamaduel doctor` names; start it again$"):
                 held.adjust()
             assert held.cards[0].free_bytes == 5 * GIB  # as last told
         assert held.adjust()[0].free_bytes == cuda.free() == 5 * GIB
@@ -473,15 +473,17 @@ def test_a_ballast_killed_from_outside_is_missed(name: signal.Signals, cuda: Cud
         assert cuda.free() == TOTAL - RESERVED
 
 
-def test_a_ballast_that_cannot_start_leaves_its_reason_in_the_log(
+def test_a_ballast_that_cannot_start_is_told_with_its_reason(
     cuda: Cuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process._start_guard()  # while Python is still found
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no module named ctypes' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
     error = refusal((GIB,), tmp_path / "ballast.log")
-    assert isinstance(error, RunRefused)
-    assert "the ballast is gone (exited with code 1)" in str(error)
-    assert "its log is ballast.log; start it again" in str(error)
+    assert isinstance(error, Interrupted)
+    assert "the ballast is gone (exited with code 1: no module named ctypes), so" in str(error)
 
 
 HARNESS = """

@@ -15,7 +15,7 @@ from harness.calibration import Calibration
 from harness.cli import main
 from harness.contract import Usage
 from harness.display import quiet
-from harness.errors import RunRefused, Unavailable
+from harness.errors import RunRefused, Unavailable, UsageError
 from harness.measure import Sample
 from harness.testing import engines
 from harness.testing.script import Script
@@ -51,6 +51,11 @@ def test_a_build_without_llama_bench_is_told_before_anything_is_loaded(model: Pa
         harness.calibrate(options(model, tmp_path, arms="llama-cpp"), lambda each: told.append(each.text))
 
     assert not [text for text in told if "loading" in text]
+
+
+def test_two_arms_are_too_many(model: Path, tmp_path: Path) -> None:
+    with engines.fake(tmp_path, Script()), pytest.raises(UsageError, match="takes one arm, and --arms names 2"):
+        harness.calibrate(options(model, tmp_path, arms="llama-cpp,llama-cpp@cpu"), quiet)
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────────────

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,52 @@ def points(
 
 def window(begin_s: float, end_s: float, steps: int = 1000) -> Window:
     return Window(round(begin_s * S), round(end_s * S), steps)
+
+
+def load(
+    chance: random.Random, step_s: float, prefill_w: float, decode_w: float, decode_s: float, every_s: float
+) -> tuple[energy.Points, list[Window], float]:
+    """A load as it is looked at, the windows of its four answers, and the joules that they really cost.
+
+    A thread looks every `every_s` and, beside it, somebody at both ends of every request: milliseconds after the last
+    token, and milliseconds later before the next request. The counter steps when it likes.
+    """
+    pieces, looks, windows, now_s = [(0.0, 0.0, decode_w)], [0.0], [], 0.0  # of pieces: begin, joules so far, watts
+
+    def draw(watts: float, seconds: float) -> None:
+        nonlocal now_s
+        _, joules, _ = pieces.pop()
+        pieces.extend([(now_s, joules, watts), (now_s + seconds, joules + watts * seconds, decode_w)])
+        now_s += seconds
+
+    draw(decode_w, chance.uniform(2.0, 3.0))  # it loads
+    for number in range(5):
+        looks.append(now_s)
+        draw(prefill_w, 0.8 * decode_s * chance.uniform(0.9, 1.2))
+        begin_s = now_s
+        draw(decode_w, decode_s * chance.uniform(0.92, 1.08))
+        if number:  # the first only warms up
+            windows.append(window(begin_s, now_s, 95))
+        looks.append(now_s + 0.006)
+        draw(decode_w, chance.uniform(0.008, 0.018))
+    draw(decode_w, 0.5)
+    looks.append(now_s)
+    at_s = chance.uniform(0.0, every_s)
+    while at_s < now_s:
+        looks.append(at_s)
+        at_s += every_s * chance.uniform(0.97, 1.05)
+
+    def used_j(at_s: float) -> float:
+        begin_s, joules, watts = next((each for each in reversed(pieces) if each[0] <= at_s), pieces[0])
+        return 1e6 + joules + watts * (at_s - begin_s)
+
+    phase_s = chance.uniform(0.0, step_s)
+    seen = [(round(each * S), used_j(math.floor((each - phase_s) / step_s) * step_s + phase_s)) for each in looks]
+    return seen, windows, sum(used_j(each.end_ns / S) - used_j(each.begin_ns / S) for each in windows)
+
+
+def together(values: Sequence[float]) -> float:
+    return math.sqrt(statistics.fmean(each**2 for each in values))
 
 
 # ── from counters to joules ─────────────────────────────────────────────────────────────────
@@ -86,30 +135,96 @@ def test_several_answers_are_added_up_and_what_lies_between_them_is_left_out() -
         [(0, 5.0), (2 * S, 7.0), (5 * S, 50.0)],  # and ends before it
         [(0, 5.0), (4 * S, 40.0), (5 * S, 1.0), (9 * S, 60.0)],  # a driver was loaded again
         [(0, 5.0), (4 * S, 5.0), (9 * S, 5.0)],  # it stands still
+        [(0, 5.0), (S // 2, 15.0), (4 * S, 15.0), (9 * S, 15.0)],  # since before the answer
+        [(0, 5.0), (3 * S, 35.0), (4 * S, 45.0), (6 * S, 45.0), (9 * S, 45.0)],  # since the middle of it
+        [(0, 5.0), (3 * S, 35.0), (4 * S, 45.0), (7 * S + 1, 45.0), (9 * S, 90.0)],  # and went on
     ],
-    ids=["none", "never told", "lost between", "begins late", "ends early", "began anew", "stands still"],
+    ids=[
+        *("none", "never told", "lost between", "begins late", "ends early", "began anew", "stands still"),
+        *("stopped before", "stopped within", "stopped for a while"),
+    ],
 )
 def test_a_counter_that_does_not_cover_the_answers_says_nothing(broken: energy.Points) -> None:
     assert energy.spent(broken, [window(2.0, 8.0)]) is None
 
 
-@pytest.mark.parametrize("phase_s", [0.0, 0.013, 0.05, 0.09])
-def test_seldom_looks_and_looks_close_together_make_the_error_no_larger_than_it_is(phase_s: float) -> None:
-    """As a dear counter is read: about once a second, and twice within milliseconds where an answer ends."""
+def test_a_counter_that_stopped_is_not_carried_on() -> None:
+    seen = points(lambda at_s: 10.0 * math.floor(10 * min(at_s, 10.0)), 101.0)
 
-    def watts(at_s: float) -> float:
-        return 250.0 if at_s % 4 < 1 else 150.0  # a prefill of one second, then three of decoding
+    assert energy.spent(seen, [window(0.5, 100.0)]) is None
+    assert energy.spent(seen, [window(1.0, 4.0), window(30.0, 34.0)]) is None
+    assert energy.spent(seen, [window(11.0, 11.5)]) is None
+    again = points(lambda at_s: 10.0 * math.floor(10 * (at_s if at_s < 50 else max(50.0, at_s - 4))), 101.0)
+    assert energy.spent(again, [window(0.5, 100.0)]) is None
+    before = energy.spent(seen, [window(1.0, 4.0), window(5.0, 9.5)])
+    assert before is not None
+    assert before.watts == pytest.approx(100.0, rel=0.02)
 
-    shown = counter(watts)
-    at_s = sorted(
-        [0.9 * number + phase_s for number in range(16)] + [each - gap for each in (4, 8, 12) for gap in (0.004, 0)]
-    )
-    seen = [(round(each * S), shown(each)) for each in at_s]
-    truth_j, found = 150.0 * 2.8 * 2, energy.spent(seen, [window(5.2, 7.99), window(9.2, 11.99)])
+
+def test_a_counter_that_rests_before_and_after_the_answers_is_no_slower_while_they_come() -> None:
+    seen = points(counter(lambda at_s: 200.0 if 5 <= at_s < 20 else 0.0), 30.0)
+    found = energy.spent(seen, [window(6.0, 18.0)])
 
     assert found is not None
-    assert abs(found.joules - truth_j) < 3 * found.error_j
-    assert found.error_j < 0.06 * truth_j
+    assert found.error_j == pytest.approx(200.0 * 0.1 / math.sqrt(6), rel=0.1)
+
+
+def test_looks_that_show_the_same_within_milliseconds_make_no_step_longer() -> None:
+    shown = counter(lambda _: 170.0)
+    seldom = points(shown, 16.0, every_s=1.07)
+    twice = sorted([*seldom, *((at_ns + 4_000_000, joules) for at_ns, joules in seldom)])
+    alone, paired = (energy.spent(seen, [window(2.0, 13.0)]) for seen in (seldom, twice))
+
+    assert alone is not None
+    assert paired is not None
+    assert any(before[1] == after[1] for before, after in pairwise(twice))
+    assert paired.error_j == pytest.approx(alone.error_j, rel=0.1)
+
+
+def test_answers_hardly_longer_than_a_step_of_the_counter_say_nothing() -> None:
+    seen = points(counter(lambda _: 170.0, step_s=1.0), 12.0)
+
+    short = [window(start, start + 1.2) for start in (1.0, 3.0, 5.0)]
+    assert energy.spent(seen, short) is None
+    assert energy.spent(seen, [*short, window(7.0, 11.0)]) is None  # one of four does not speak for the others
+    assert energy.spent(seen, [window(7.0, 11.0)]) is not None
+
+
+@pytest.mark.parametrize(("prefill_w", "decode_w"), [(170.0, 170.0), (250.0, 160.0), (110.0, 170.0)])
+@pytest.mark.parametrize(
+    ("step_s", "decode_s", "every_s", "most"),
+    [
+        (0.1, 1.1, 1.07, 2.0),  # a dear counter, which is read about once a second
+        (0.1, 2.5, 1.07, 2.0),
+        (0.1, 1.1, 0.1, 2.0),
+        (1.0, 2.5, 1.07, 2.0),
+        (1.0, 2.5, 0.1, 2.0),
+        (0.02, 1.1, 1.07, 8.0),  # steps that are shorter than is taken for granted cannot be seen
+        (0.02, 2.5, 0.1, 8.0),
+    ],
+)
+def test_the_error_told_is_the_error_made_of_a_load_and_of_an_arm(
+    step_s: float, decode_s: float, every_s: float, most: float, prefill_w: float, decode_w: float
+) -> None:
+    chance = random.Random(7)
+    made, told, arms_made, arms_told = [], [], [], []
+    for _ in range(60):
+        loads = [load(chance, step_s, prefill_w, decode_w, decode_s, every_s) for _ in range(6)]
+        spent = [energy.spent(seen, windows) for seen, windows, _ in loads]
+        truth_j = [each[2] for each in loads]
+        known = [(each, true_j) for each, true_j in zip(spent, truth_j, strict=True) if each is not None]
+        made += [each.joules - true_j for each, true_j in known]
+        told += [each.error_j for each, _ in known]
+        if (arm := energy.per_token(spent, None)) is not None:
+            steps = sum(each.steps for each, _ in known)
+            arms_made.append(arm.joules * steps - sum(truth_j))
+            arms_told.append(arm.error_j * steps)
+
+    assert len(made) > 0.95 * 360
+    assert 0.8 < together(told) / together(made) < most
+    assert abs(statistics.fmean(made)) < 0.25 * together(made)  # else more loads would be no better
+    assert len(arms_made) > 0.8 * 60
+    assert 0.8 < together(arms_told) / together(arms_made) < most
 
 
 def test_without_an_answer_nothing_was_spent_on_one() -> None:

@@ -425,3 +425,29 @@ def test_results_of_nothing_are_a_usage_error(
 
     assert ended.value.code == 2
     assert "measure first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "reason"),
+    [
+        ("served_token", 1, "holds no round, and a line needs two vocabularies"),
+        ("served_token", 2, "holds one vocabulary, 20480, and a line needs two"),
+        ("telemetry_cost", 1, "holds no load"),
+    ],
+)
+def test_results_of_too_little_are_one_sentence_and_no_page(
+    name: str, lines: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = importlib.import_module(name)
+    if name == "served_token":
+        write_rounds(tmp_path, fixed_ms=0.05, entry_ns=1.5, rounds=1)
+        kept = (tmp_path / program.ROWS).read_text().splitlines(keepends=True)[:lines]
+        (tmp_path / program.ROWS).write_text("".join(kept))
+    else:
+        (tmp_path / program.LOADS).write_text(",".join(program.COLUMNS) + "\n")
+    monkeypatch.setattr(sys, "argv", [name, "--again", "--out", str(tmp_path)])
+
+    with pytest.raises(SystemExit, match=f"{reason}.*; measure again$"):
+        program.main()
+
+    assert not (tmp_path / program.RESULT).exists()

@@ -154,6 +154,16 @@ def test_linux_is_not_believed_about_files_of_others(shards: list[Path], monkeyp
         assert gates.resident_bytes(file, 0, MIB) is None
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks mincore, which answers so on Linux only")
+def test_ctrl_c_while_the_page_cache_is_asked_is_ctrl_c(shards: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gates, "_mincore", lambda: interrupted)
+    with shards[0].open("rb", buffering=0) as file, pytest.raises(KeyboardInterrupt):
+        gates.resident_bytes(file, 0, MIB)
+
+
 # ── heat ────────────────────────────────────────────────────────────────────────────────────
 
 

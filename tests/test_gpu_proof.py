@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +50,9 @@ step = step_of()
 if (notes / f"{step}.fails").exists() and verb != "report":
     print("llamaduel: the cat sat on it; move the cat", file=sys.stderr)
     sys.exit(1)
+if (notes / f"{step}.refuses").exists() and verb != "report":
+    print("llamaduel: '12GiBB' is not a size; write it like 12GiB", file=sys.stderr)
+    sys.exit(2)
 if verb == "synth":
     Path(words[1]).write_text("weights")
 if verb == "engines-install" and (notes / "engines-list.after").exists():
@@ -55,7 +60,9 @@ if verb == "engines-install" and (notes / "engines-list.after").exists():
 if verb in ("find", "run") and "--resume" not in words and not (notes / "searches").exists():
     folder = Path(words[words.index("--out") + 1]) / "2026-01-01-m"
     folder.mkdir(parents=True)
-    shutil.copy(notes / "run.json", folder)
+    header = json.loads((notes / "run.json").read_text())
+    header["options"]["arms"] = words[words.index("--arms") + 1]
+    (folder / "run.json").write_text(json.dumps(header))
 if verb in ("find", "run", "report"):
     answer = step
 code = 1 if (notes / f"{step}.finds").exists() else 0
@@ -199,6 +206,12 @@ class Bench:
     def note(self, name: str) -> None:
         (self.notes / name).touch()
 
+    def begin(self, name: str) -> None:
+        """A run of this step that was not ended."""
+        folder = self.out / FOLDERS[name]
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_bytes(SEARCHED.read_bytes())
+
     def words(self, *more: str) -> list[str]:
         return [str(self.out), "--llamaduel", self.command, *more]
 
@@ -294,7 +307,7 @@ def test_what_is_done_is_not_done_again(bench: Bench) -> None:
     code, table, _ = bench.run()
 
     assert code == 0
-    assert {words[0] for words in bench.asked()} == {"engines", "inspect", "report"}
+    assert {words[0] for words in bench.asked()} == {"doctor", "engines", "inspect", "report"}
     assert BEST in table
 
 
@@ -420,6 +433,45 @@ def test_where_nothing_is_ranked_the_curve_is_around_what_the_search_picked(benc
     assert curve[curve.index("--arms") + 1].startswith("llama-cpp@ncmoe=15/13/")
 
 
+@pytest.mark.parametrize("name", ["curve", "depth"])
+def test_what_was_measured_around_another_best_value_is_told_and_left_alone(bench: Bench, name: str) -> None:
+    words = ("--model", "m.gguf", "--steps", f"find,{name}")
+    assert bench.run(*words)[0] == 0
+    bench.answer("find", {**FOUND, "best": ["llama-cpp@ncmoe=20"]})
+    bench.asked()
+
+    code, table, errors = bench.run(*words)
+
+    outdated = (
+        "it was measured around llama-cpp@ncmoe=15, and the best is llama-cpp@ncmoe=20 now; "
+        f"to measure it anew, move or remove {bench.out / name}"
+    )
+    assert code == 1
+    assert f"gpu_proof: {name} is not done: {outdated}\n" in errors
+    assert not any(asked[0] == "run" for asked in bench.asked())
+    told = f"{name}: {outdated}"
+    assert told in table.splitlines()
+    assert told in bench.run("--model", "m.gguf", "--steps", "find")[1].splitlines(), "whatever is asked for"
+
+    shutil.rmtree(bench.out / name)
+    bench.asked()
+    assert bench.run(*words)[0] == 0
+    (run,) = (asked for asked in bench.asked() if asked[0] == "run")
+    assert run[run.index("--arms") + 1].startswith("llama-cpp@ncmoe=20")
+
+
+@pytest.mark.parametrize("best", [["llama-cpp@ncmoe=16", BEST], []])
+def test_a_curve_around_one_of_several_best_values_stays(bench: Bench, best: list[str]) -> None:
+    words = ("--model", "m.gguf", "--steps", "find,curve")
+    assert bench.run(*words)[0] == 0
+    bench.answer("find", {**FOUND, "best": best})
+
+    code, table, _ = bench.run(*words)
+
+    assert code == 0
+    assert "measured around" not in table
+
+
 # ── the time of a step, and Ctrl-C ──────────────────────────────────────────────────────────
 
 
@@ -480,6 +532,18 @@ def test_ctrl_c_ends_the_command_too_and_says_one_sentence(bench: Bench) -> None
     assert "Traceback" not in errors
 
 
+def test_a_run_goes_on_with_the_budget_that_is_given_or_says_that_it_was_begun_with_another(bench: Bench) -> None:
+    bench.begin("find")
+    bench.begin("stock")
+
+    assert bench.run("--model", "m.gguf", "--steps", "find,stock", "--budget", "20min")[0] == 0
+
+    assert [words for words in bench.asked() if words[0] == "run"] == [
+        ["run", "--resume", FOLDERS["find"], "--budget", "20min"],
+        ["run", "--resume", FOLDERS["stock"]],
+    ]
+
+
 # ── what can go wrong ───────────────────────────────────────────────────────────────────────
 
 
@@ -517,6 +581,43 @@ def test_a_failed_step_runs_again(bench: Bench) -> None:
     assert bench.run("--steps", "calibrate", "--model", "m.gguf")[0] == 0
 
 
+def test_a_run_that_cannot_go_on_says_what_to_move_away(bench: Bench) -> None:
+    bench.begin("find")
+    bench.note("find.fails")
+    words = ("--model", "m.gguf", "--steps", "find")
+
+    code, _, errors = bench.run(*words)
+
+    assert code == 1
+    folder = bench.out / FOLDERS["find"]
+    assert errors.splitlines()[-1].endswith(f"; to begin it anew, move or remove {folder})")
+    shutil.rmtree(folder)
+    (bench.notes / "find.fails").unlink()
+    bench.asked()
+    assert bench.run(*words)[0] == 0
+    assert "find" in {asked[0] for asked in bench.asked()}
+
+
+def test_an_option_that_doctor_does_not_take_ends_it_there(bench: Bench) -> None:
+    bench.note("doctor.refuses")
+
+    code, table, errors = bench.run("--vram-limit", "12GiBB")
+
+    assert (code, table) == (1, "")
+    assert errors.splitlines()[-1].startswith("gpu_proof: llamaduel: '12GiBB' is not a size; write it like 12GiB")
+    assert bench.asked() == [["doctor", "--vram-limit", "12GiBB"]]
+
+
+def test_another_python_than_that_of_llamaduel_is_no_python_for_telemetry(bench: Bench) -> None:
+    bare = [sys.executable, "-S", str(SCRIPT), *bench.words("--steps", "telemetry", "--model", "m.gguf")]
+    environment = {name: value for name, value in bench.environment.items() if name != "PYTHONPATH"}
+
+    done = subprocess.run(bare, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert f"it needs a Python that has llamaduel, and {sys.executable} has not" in done.stderr.splitlines()[-1]
+
+
 def test_a_model_without_experts_is_no_model_for_this(bench: Bench) -> None:
     bench.answer("inspect", inspected(expert_layers=0))
 
@@ -546,7 +647,7 @@ def test_a_folder_that_holds_no_experiment_is_a_sentence(bench: Bench) -> None:
 
 
 def test_a_folder_of_another_experiment_is_left_alone(bench: Bench) -> None:
-    assert bench.run("--steps", "doctor")[0] == 0
+    assert bench.run("--steps", "model,find")[0] == 0
     bench.asked()
 
     code, _, errors = bench.run("--steps", "doctor", "--vram-limit", "8GiB")
@@ -556,8 +657,44 @@ def test_a_folder_of_another_experiment_is_left_alone(bench: Bench) -> None:
     assert bench.asked() == []
 
 
+def test_a_folder_in_which_nothing_was_measured_takes_other_options(bench: Bench) -> None:
+    bench.note("find.refuses")
+    assert bench.run("--steps", "doctor,model,find", "--", "--contxt", "512")[0] == 1
+    (bench.notes / "find.refuses").unlink()
+
+    assert bench.run("--steps", "doctor,model,find", "--", "--context", "512")[0] == 0
+
+    held = json.loads((bench.out / "experiment.json").read_text())
+    assert held["options"] == ["--context", "512"]
+
+
+def test_a_full_disk_costs_no_folder_its_experiment(
+    bench: Bench, proof: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(path: Path, *_: object) -> None:
+        path.touch()
+        os.truncate(path, 0)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("NOTES", str(bench.notes))
+    words = bench.words("--steps", "doctor")
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", write_nothing)
+        assert proof.main(words) == 1
+    assert proof.main(words) == 0, "it became no experiment of nothing"
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", write_nothing)
+        assert proof.main(words) == 0, "what stands there is not written again"
+
+
 @pytest.mark.parametrize(
-    "words", [("--steps", "find,nothing"), ("--minutes", "nothing=3"), ("--minutes", "find=soon"), ("--minutes=find",)]
+    "words",
+    [
+        ("--steps", "find,nothing"),
+        ("--minutes", "nothing=3"),
+        ("--minutes=find",),
+        *(("--minutes", f"find={value}") for value in ("soon", "nan", "inf", "-1", "0")),
+    ],
 )
 def test_an_unknown_step_or_time_is_a_usage_error(bench: Bench, words: tuple[str, ...]) -> None:
     code, _, _ = bench.run(*words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -189,6 +190,17 @@ def test_energy_is_that_of_all_cards_or_not_known(driver: Callable[..., None]) -
     assert gpus.joules() is None
 
 
+def test_memory_of_all_cards_is_unknown_while_one_of_them_says_nothing(driver: Callable[..., None]) -> None:
+    lost = card(used=5 * GIB)
+    driver(lost, card(used=3 * GIB))
+    before = gpus.memory()
+    lost["nvmlDeviceGetMemoryInfo"] = fake_nvml.Refused("GPU is lost")
+
+    assert before is not None
+    assert before.used_bytes == 8 * GIB
+    assert gpus.memory() is None
+
+
 def test_a_card_that_is_lost_while_a_run_goes_on_says_nothing_more(driver: Callable[..., None]) -> None:
     lost = card(**WORKING)
     driver(lost, card(**WORKING))
@@ -198,7 +210,7 @@ def test_a_card_that_is_lost_while_a_run_goes_on_says_nothing_more(driver: Calla
 
     gone, there = gpus.glances()
 
-    assert gone == UNKNOWN
+    assert gone == dataclasses.replace(UNKNOWN, total_bytes=12 * GIB)
     assert there.celsius == 66.0
     assert before == 8400.0
     assert gpus.joules() is None  # a sum over fewer cards would look like energy given back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -126,6 +127,17 @@ def test_a_baseline_from_before_the_load_wins_over_the_first_look() -> None:
     readings = [Reading(at_s=0.0, gpus=cards(700)), Reading(at_s=1.0, gpus=cards(900))]
 
     assert telemetry.summarise(readings, baseline_bytes=100).vram_bytes == 800
+
+
+def test_a_card_that_was_lost_leaves_unknown_how_much_memory_was_taken() -> None:
+    one, two, lost = Glance(used_bytes=3, total_bytes=24), Glance(used_bytes=5, total_bytes=24), Glance(total_bytes=24)
+    before, after = dataclasses.replace(one, used_bytes=0), Reading(at_s=2.0, gpus=(one, lost))
+
+    assert (
+        telemetry.summarise([Reading(at_s=0.0, gpus=(before, two)), Reading(at_s=1.0, gpus=(one, two))]).vram_bytes == 3
+    )
+    assert telemetry.summarise([Reading(at_s=0.0, gpus=(before, two)), after]).vram_bytes is None
+    assert telemetry.summarise([after, after]).vram_bytes is None
 
 
 def test_what_the_system_does_not_tell_is_none_and_never_zero() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import sys
@@ -15,7 +16,8 @@ import pytest
 from fake_nvml import card
 from test_ballast import CONTEXT, GIB, TOTAL, Cuda, another_program, cuda, driver
 
-from harness import ballast, nvml, preview, probe, record, render
+from harness import ballast, nvml, preview, probe, record, registry, render
+from harness.calibration import calibrate
 from harness.errors import RunRefused, UsageError
 from harness.options import Options
 from harness.testing import engines
@@ -46,6 +48,19 @@ def same_card(monkeypatch: pytest.MonkeyPatch, cuda: Cuda) -> None:
         monkeypatch,
         card("Fake 8", MemoryInfo=lambda: types.SimpleNamespace(used=TOTAL - cuda.free(), total=TOTAL)),
     )
+
+
+def remembered(monkeypatch: pytest.MonkeyPatch) -> list[ballast.Ballast]:
+    """Every ballast that begins from here on."""
+    held: list[ballast.Ballast] = []
+    beginning = ballast.Ballast.__init__
+
+    def begin(self: ballast.Ballast, *given: Any) -> None:
+        beginning(self, *given)
+        held.append(self)
+
+    monkeypatch.setattr(ballast.Ballast, "__init__", begin)
+    return held
 
 
 def options(model: Path, folder: Path, **changed: Any) -> Options:
@@ -201,18 +216,12 @@ def test_a_load_during_which_the_ballast_went_does_not_count(
     model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     same_card(monkeypatch, cuda)
-    held: list[ballast.Ballast] = []
-    beginning = ballast.Ballast.__init__
-
-    def begin(self: ballast.Ballast, *given: Any) -> None:
-        beginning(self, *given)
-        held.append(self)
+    held = remembered(monkeypatch)
 
     def kill(progress: probe.Progress) -> None:
         if progress.block == 1 and progress.text.endswith("stopping"):
             held[0]._child.process.kill()
 
-    monkeypatch.setattr(ballast.Ballast, "__init__", begin)
     with (
         engines.fake(tmp_path, Script(itl_s=0.002)),
         pytest.raises(RunRefused, match=r"the ballast is gone \(SIGKILL\)") as refused,
@@ -222,6 +231,83 @@ def test_a_load_during_which_the_ballast_went_does_not_count(
     (folder,) = (tmp_path / "runs").iterdir()
     assert str(refused.value).endswith(f"; go on with `llamaduel run --resume {folder}`")
     assert not [load for load in record.read(folder).loads if load.stage == "block"]
+
+
+def test_a_ballast_that_went_before_anything_counts_names_the_next_step_once(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_card(monkeypatch, cuda)
+    held = remembered(monkeypatch)
+
+    def kill(progress: probe.Progress) -> None:
+        if progress.text.startswith("probe:") and progress.text.endswith("stopping"):
+            held[0]._child.process.kill()
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)), pytest.raises(RunRefused) as refused:
+        duel(options(model, tmp_path), kill)
+
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert str(refused.value).count("start it again") == 1
+    assert str(refused.value).endswith(f"; the engines' logs are in {folder / 'engines'}")
+
+
+def test_memory_that_others_took_in_the_middle_of_a_run_is_told_with_the_way_to_go_on(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_card(monkeypatch, cuda)
+    with contextlib.ExitStack() as others, engines.fake(tmp_path, Script(itl_s=0.002)):
+
+        def take(progress: probe.Progress) -> None:
+            if progress.block == 1 and progress.text.endswith("stopping"):
+                others.enter_context(another_program(2 * GIB))
+
+        with pytest.raises(RunRefused, match=r"lacks \d+ MiB for --vram-limit=7000MiB") as refused:
+            duel(options(model, tmp_path / "a b", vram_limit="7000MiB"), take)
+    (folder,) = (tmp_path / "a b" / "runs").iterdir()
+    assert str(refused.value).endswith(f"names; go on with `llamaduel run --resume '{folder}'`")
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        assert duel(Options(resume=str(folder), no_wait=True), lambda _: None).finished
+
+
+def test_a_calibration_during_which_the_ballast_went_gives_no_figure(
+    model: Path, tmp_path: Path, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_card(monkeypatch, cuda)
+    held = remembered(monkeypatch)
+
+    def bench(*_: object) -> tuple[float, ...]:
+        held[0]._child.process.kill()
+        held[0]._child.process.wait(5)
+        return (0.002,)
+
+    engine = type(registry.backend("llama-cpp"))
+    monkeypatch.setattr(engine, "require_bench", staticmethod(lambda *_: None))
+    monkeypatch.setattr(engine, "bench", staticmethod(bench))
+    with (
+        engines.fake(tmp_path, Script(itl_s=0.002)),
+        pytest.raises(RunRefused, match=r"the ballast is gone \(SIGKILL\)"),
+    ):
+        calibrate(options(model, tmp_path, arms="llama-cpp"), lambda _: None, 1)
+
+
+def test_a_run_that_goes_on_may_go_on_all_the_same_beside_other_programs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[types.SimpleNamespace] = []
+    fake_nvml.install(monkeypatch, card(ComputeRunningProcesses=lambda: list(others), GraphicsRunningProcesses=[]))
+
+    def stop(progress: probe.Progress) -> None:
+        if progress.block == 2:
+            raise KeyboardInterrupt
+
+    with engines.fake(tmp_path, Script(itl_s=0.002)):
+        begun = duel(options(model, tmp_path, vram_limit=None, gpu_in_use="refuse"), stop)
+        others.append(types.SimpleNamespace(pid=1, usedGpuMemory=GIB))
+        again = Options(resume=str(begun.run.folder), no_wait=True)
+        with pytest.raises(RunRefused, match="or go on all the same with --gpu-in-use go-on"):
+            duel(again, lambda _: None)
+        assert duel(dataclasses.replace(again, gpu_in_use="go-on"), lambda _: None).finished
 
 
 def test_a_card_without_figures_beside_one_that_is_held_refuses_nothing(

@@ -121,7 +121,7 @@ def fit(rounds: Sequence[Round]) -> tuple[Estimate, Estimate]:
 
 
 def result(folder: Path) -> str:
-    """What the rounds in this folder say, in Markdown."""
+    """What the rounds in this folder say, in Markdown. Raises UsageError where they say nothing."""
     with (folder / ROWS).open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     rounds = [
@@ -129,6 +129,9 @@ def result(folder: Path) -> str:
         for line in lines
     ]
     sizes = sorted({each.vocabulary for each in rounds})
+    if len(sizes) < 2:
+        what = f"one vocabulary, {sizes[0]}" if sizes else "no round"
+        raise UsageError(f"{folder / ROWS} holds {what}, and a line needs two vocabularies; measure again")
     cells = []
     for size in sizes:
         mine = [each for each in rounds if each.vocabulary == size]
@@ -197,9 +200,9 @@ def main() -> None:
         try:
             if not given.again:
                 measure(given, out)
+            text = result(out)
         except harness.DuelError as error:
             raise SystemExit(str(error)) from None
-        text = result(out)
         (out / RESULT).write_text(text, "utf-8")
     print(text)
 

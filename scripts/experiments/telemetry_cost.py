@@ -25,6 +25,7 @@ from unittest import mock
 
 import harness
 from harness import plan, telemetry, verdict
+from harness.errors import UsageError
 from harness.load import run_load
 from harness.probe import Field, Probe, Progress, find_field, job_of, probe, require_weights, task, void
 from harness.record import Contender
@@ -163,9 +164,11 @@ def _mean(texts: Sequence[str]) -> float | None:
 
 
 def result(folder: Path) -> str:
-    """What the loads in this folder say, in Markdown."""
+    """What the loads in this folder say, in Markdown. Raises UsageError where there is none."""
     with (folder / LOADS).open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
+    if not lines:
+        raise UsageError(f"{folder / LOADS} holds no load; measure again")
     found = costs(lines)
     heads = ("arm", "blocks judged", "speed with / without", "verdict", "watching, cores", "foreign cores")
     cells = [
@@ -234,9 +237,9 @@ def main() -> None:
         try:
             if not given.again:
                 measure(options, given.blocks, out)
+            text = result(out)
         except harness.DuelError as error:
             raise SystemExit(str(error)) from None
-        text = result(out)
         (out / RESULT).write_text(text, "utf-8")
     print(text)
 
