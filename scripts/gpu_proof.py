@@ -304,7 +304,8 @@ def best_value(step: Step) -> int:
     best = best_values(of, ask(of, "report", str(folder), fine=(0, 1, RED, STOPPED)), read(folder / "run.json"))
     if not best:
         raise Failed("no value was picked by `find`; see its report")
-    if outdated := around_another(of, step.name, best):
+    outdated = around_another(of, step.name, best)
+    if outdated:
         raise Failed(outdated)
     return best[0]
 
@@ -314,7 +315,8 @@ def best_values(of: Experiment, told: dict[str, Any], header: dict[str, Any]) ->
     for arms in (told["best"], header["search"]["chosen"]):
         values = []
         for arm in arms:
-            if named := re.fullmatch(rf"{SWEEP}(\d+)", arm):
+            named = re.fullmatch(rf"{SWEEP}(\d+)", arm)
+            if named:
                 values.append(int(named[1]))
             elif arm in (NEAR, FAR):  # of equal placements the arm beside the sweep gives its name
                 values.append(layers(of) if arm == FAR else 0)
@@ -425,8 +427,8 @@ def summary(of: Experiment) -> str:
                 best = best_values(of, told, header)
         elif name == "curve":
             said += [f"curve: {each['finding']} (best: {', '.join(each['best']) or NONE})" for each in told["curves"]]
-        if name in ("curve", "depth") and best and (outdated := around_another(of, name, best)):
-            said.append(f"{name}: {outdated}")
+        outdated = around_another(of, name, best) if best and name in ("curve", "depth") else ""
+        said += [f"{name}: {outdated}"] if outdated else []
     said += [*calibrated(of), *watched(of)]
     note = "Memory in GiB of the device: predicted, as the engine reports it, as NVML sees it." if rows else ""
     return "\n".join(filter(None, [aligned([HEAD, *rows]) if rows else "No run is there.", note, *said]))

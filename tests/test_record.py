@@ -138,7 +138,7 @@ def test_the_same_without_its_end_is_the_moment_of_a_kill(line: str, folder: Pat
 @pytest.mark.parametrize(
     ("write", "says"),
     [
-        (lambda folder, header: record.append(folder, LOAD), r"then go on by --resume .*run$"),
+        (lambda folder, header: record.append(folder, LOAD), r"then go on with `llamaduel run --resume .*run`$"),
         (lambda folder, header: record.create(folder / "other", header), "name another folder with --out"),
     ],
 )
