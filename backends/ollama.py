@@ -524,7 +524,7 @@ def _answers(child: process.Child, url: str, *, may_lose_port: bool) -> bool:
     while time.monotonic() < deadline:
         code = child.returncode()
         if code is not None:
-            said = next((line for line in reversed(child.tail()) if line.strip()), "its log is empty")
+            said = child.last_line() or "its log is empty"
             if "address already in use" in said.lower() and may_lose_port:
                 return False
             raise Crashed(f"ollama serve ended while starting: {process.explain_exit(code)} ({said})")

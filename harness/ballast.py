@@ -131,8 +131,9 @@ def _answer(child: process.Child) -> tuple[Card, ...]:
 
 
 def _gone(child: process.Child) -> Interrupted:
-    said = next((f": {line.strip()}" for line in reversed(child.tail()) if line.strip()), "")
-    return Interrupted(f"the ballast is gone ({_end(child)}{said}), so engines would see the whole GPU")
+    how, said = _end(child), child.last_line()
+    why = how if said is None else f"{how}: {said.strip()}"
+    return Interrupted(f"the ballast is gone ({why}), so engines would see the whole GPU")
 
 
 def _line(child: process.Child) -> bytes:

@@ -112,9 +112,8 @@ def spent(points: Points, windows: Sequence[Window]) -> Spent | None:
     if joules <= 0 or (step_s > STEP_S and 2 * len(measured) < len(windows)):  # Δ of a slow one is known from below
         return None
     watts, seconds = joules / inner_s, sum((each.end_ns - each.begin_ns) / 1e9 for each in windows)
-    error_j = (
-        seconds / inner_s * math.sqrt(max(len(measured) * (watts * step_s) ** 2 / 6, _scatter_j2(measured, watts)))
-    )
+    variance_j2 = max(len(measured) * (watts * step_s) ** 2 / 6, _scatter_j2(measured, watts))
+    error_j = seconds / inner_s * math.sqrt(variance_j2)
     return Spent(watts * seconds, seconds, sum(each.steps for each in windows), error_j)
 
 

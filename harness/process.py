@@ -101,6 +101,10 @@ class Child:
             return file.read().decode(errors="replace").splitlines()[-lines:]
         return []
 
+    def last_line(self) -> str | None:
+        """The last of its log that says something."""
+        return next((line for line in reversed(self.tail()) if line.strip()), None)
+
 
 @contextlib.contextmanager
 def start(

@@ -55,6 +55,7 @@ from harness.record import Contender, Header, LoadRecord, ModelFacts, Run, Searc
 
 PACKAGES = ("llamaduel", "ollama", "pytest-benchmark", "numpy", "scipy", "gguf", "xllamacpp")
 BALLAST_LOG = Path("engines") / "ballast.log"
+OF_THE_START = ("resume", "no_wait", "out", "gpu_in_use")  # options that are none of the plan
 SLUG = 48  # signs, at most
 DEFAULT_BLOCKS = 6  # of the synthetic default model: a look around in a few minutes
 
@@ -552,9 +553,9 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
     begun = record.read(folder)
     _check_same(options, begun.header)
     given = {**begun.header.options, "resume": str(folder), "contrast": tuple(begun.header.options.get("contrast", ()))}
-    policy = options.gpu_in_use if options.gpu_in_use != Options().gpu_in_use else Options(**given).gpu_in_use
-    no_wait = options.no_wait or bool(given.get("no_wait"))
-    options = dataclasses.replace(Options(**given), no_wait=no_wait, gpu_in_use=policy)
+    then = Options(**given)
+    policy = options.gpu_in_use if options.gpu_in_use != Options().gpu_in_use else then.gpu_in_use
+    options = dataclasses.replace(then, no_wait=options.no_wait or then.no_wait, gpu_in_use=policy)
     field = find_field(dataclasses.replace(options, model=begun.header.model.file), watch)
     changes = list(machines.changes(begun.header.machine, field.machine))
     if field.model.file.digest != begun.header.model.digest:
@@ -575,16 +576,13 @@ def _resume(folder: Path, options: Options, watch: Watch) -> Run:
     return record.read(folder)
 
 
-FREE = ("resume", "no_wait", "out", "gpu_in_use")  # of this start, and not of the plan
-
-
 def _check_same(options: Options, header: Header) -> None:
     """A plan is fixed before block 1: a run is continued with its own options or not at all. Raises UsageError."""
     usual = Options()
     for each in dataclasses.fields(Options):
         now, then = getattr(options, each.name), header.options.get(each.name, getattr(usual, each.name))
         now = list(now) if isinstance(now, tuple) else now
-        if each.name not in FREE and now not in (getattr(usual, each.name), then, []):
+        if each.name not in OF_THE_START and now not in (getattr(usual, each.name), then, []):
             flag = each.name.replace("_", "-")
             raise UsageError(
                 f"--{flag} {now} does not go with --resume: the run was begun with {then}; start a new run"

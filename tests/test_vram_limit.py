@@ -63,6 +63,11 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> list[ballast.Ballast]:
     return held
 
 
+def stop_in_block_2(progress: probe.Progress) -> None:
+    if progress.block == 2:
+        raise KeyboardInterrupt
+
+
 def options(model: Path, folder: Path, **changed: Any) -> Options:
     given: dict[str, Any] = {
         "model": str(model), "arms": "ollama,llama-cpp", "preset": "quick", "no_wait": True, "out_tokens": 16,
@@ -107,12 +112,8 @@ def test_a_run_that_goes_on_holds_the_card_again(
     same_card(monkeypatch, cuda)
     free: list[int] = []
 
-    def stop(progress: probe.Progress) -> None:
-        if progress.block == 2:
-            raise KeyboardInterrupt
-
     with engines.fake(tmp_path, Script(itl_s=0.002)):
-        begun = duel(options(model, tmp_path), stop)
+        begun = duel(options(model, tmp_path), stop_in_block_2)
         assert cuda.free() > 7 * GIB
         ended = duel(
             Options(resume=str(begun.run.folder), no_wait=True),
@@ -297,12 +298,8 @@ def test_a_run_that_goes_on_may_go_on_all_the_same_beside_other_programs(
     others: list[types.SimpleNamespace] = []
     fake_nvml.install(monkeypatch, card(ComputeRunningProcesses=lambda: list(others), GraphicsRunningProcesses=[]))
 
-    def stop(progress: probe.Progress) -> None:
-        if progress.block == 2:
-            raise KeyboardInterrupt
-
     with engines.fake(tmp_path, Script(itl_s=0.002)):
-        begun = duel(options(model, tmp_path, vram_limit=None, gpu_in_use="refuse"), stop)
+        begun = duel(options(model, tmp_path, vram_limit=None, gpu_in_use="refuse"), stop_in_block_2)
         others.append(types.SimpleNamespace(pid=1, usedGpuMemory=GIB))
         again = Options(resume=str(begun.run.folder), no_wait=True)
         with pytest.raises(RunRefused, match="or go on all the same with --gpu-in-use go-on"):

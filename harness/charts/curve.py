@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 PLOT_PX = 240  # high
 LEFT_PX, RIGHT_PX = 66, 12  # beside it
+AXIS_PX = WIDTH_PX - LEFT_PX - RIGHT_PX  # wide
 SHELF_PX = 24  # for points without a speed, below the plot
 SIGN_SHARE = 0.0135  # of the axis, for one sign of a label
 EDGE_ROOM = 0.22  # of the axis, for the words at the edge
@@ -87,8 +88,7 @@ def draw(curve: Curve) -> str:
     _frame(axes, curve, places, shelf)
     _lines(axes, curve, places)
     _points(axes, curve, places, shelf)
-    if curve.edge is not None and curve.beyond is not None:
-        _edge(axes, curve, places)
+    _edge(axes, curve, places)
     handles, labels = axes.get_legend_handles_labels()
     legend = 18 * -(-len(labels) // LEGEND_COLUMNS)
     height = above + PLOT_PX + below + legend
@@ -231,7 +231,7 @@ def _shelf(axes: Axes, shelf: int) -> None:
     ground = Rectangle((0, -height), 1, 0.75 * height, transform=axes.transAxes, facecolor=BAND, clip_on=False)
     axes.add_patch(ground)
     axes.text(
-        -7 / (WIDTH_PX - LEFT_PX - RIGHT_PX), -0.625 * height, "no speed", transform=axes.transAxes,
+        -7 / AXIS_PX, -0.625 * height, "no speed", transform=axes.transAxes,
         ha="right", va="center", fontsize=SMALL_PT, color=FAINT,
     )  # fmt: skip
 
@@ -282,9 +282,8 @@ def _speeds(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     by_place = {places[point.label]: point for point in measured}
     ranked = sorted(measured, key=lambda point: (_weight(curve, point), -(point.tps or 0.0)))
     texts = [(places[each.label], f"{each.tps:.1f}" + (" !" if each.flags else "")) for each in ranked]
-    aside = {}
-    if curve.edge is not None and curve.beyond is not None:
-        aside = _clear_of(axes, _edge_at(axes, curve, places), texts)
+    edge = _edge_at(axes, curve, places)
+    aside = {} if edge is None else _clear_of(axes, edge, texts)
     for x, text in _with_room(axes, texts, aside):
         point = by_place[x]
         high, low = point.high or point.tps or 0.0, point.low or point.tps or 0.0
@@ -292,7 +291,7 @@ def _speeds(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
         axes.annotate(
             text,
             (x, low if under else high),
-            xytext=(aside.get(x, 0.0) * (WIDTH_PX - LEFT_PX - RIGHT_PX) * 72 / DPI, -7 if under else 7),
+            xytext=(aside.get(x, 0.0) * AXIS_PX * 72 / DPI, -7 if under else 7),
             textcoords="offset points",
             ha="center",
             va="top" if under else "baseline",
@@ -312,8 +311,10 @@ def _clear_of(axes: Axes, line: float, labels: Sequence[tuple[float, str]]) -> d
 
 def _edge(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     """A line between the last value that fits and the next, with an arrow to where memory is full."""
-    is_below = places[curve.beyond or ""] < places[curve.edge or ""]
     x = _edge_at(axes, curve, places)
+    if x is None:
+        return
+    is_below = places[curve.beyond or ""] < x
     axes.axvline(x, color=FAINT, linewidth=1.2, linestyle=(0, (6, 3)))
     share = _share(axes, x)
     left = share > EDGE_ROOM if is_below else share > 1 - EDGE_ROOM  # of the line, where there is room
@@ -330,7 +331,9 @@ def _edge(axes: Axes, curve: Curve, places: dict[str, float]) -> None:
     )
 
 
-def _edge_at(axes: Axes, curve: Curve, places: dict[str, float]) -> float:
-    """In the middle between the last value that fits and the next."""
-    fits, beyond = places[curve.edge or ""], places[curve.beyond or ""]
+def _edge_at(axes: Axes, curve: Curve, places: dict[str, float]) -> float | None:
+    """In the middle between the last value that fits and the next; None where there are no such two."""
+    if curve.edge is None or curve.beyond is None:
+        return None
+    fits, beyond = places[curve.edge], places[curve.beyond]
     return (fits * beyond) ** 0.5 if axes.get_xscale() == "log" else (fits + beyond) / 2
